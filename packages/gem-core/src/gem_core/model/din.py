@@ -1,0 +1,123 @@
+"""DIN (1706.06978), a baseline: the ad attends to each event by a small MLP on [q, k, q - k, q * k], sum-pooled without softmax.
+
+Shape letters: B rows, P (row, event) pairs, E width of an event, D width of a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from gem_core.data.batch import Batch, Jagged
+from gem_core.errors import ConfigError
+from gem_core.model.features import FeatureConfig, FeatureTokens, Tokens, truncate
+from gem_core.model.heads import Heads
+from gem_core.model.layers import MLP, linear_macs
+from gem_core.protocols import ComponentConfig, Embedding, Output
+from gem_core.schema import Schema
+
+
+def flat_tokens(batch: Batch, tokens: Tokens) -> Tensor:
+    """(B, N * D): all tokens of a row and its request, side by side."""
+    return torch.cat([tokens.request[batch.request].flatten(1), tokens.rows.flatten(1)], 1)
+
+
+class DINConfig(ComponentConfig):
+    """`max_events`: newest events used. `attention_hidden`, `hidden`: sizes of the attention's and the final MLP."""
+
+    features: FeatureConfig = FeatureConfig()
+    max_events: int = Field(64, ge=1)
+    attention_hidden: tuple[int, ...] = (64, 32)
+    hidden: tuple[int, ...] = (256, 128)
+    dropout: float = Field(0.1, ge=0, lt=1)
+    dense_skip: bool = True
+
+
+class TargetAttention(nn.Module):
+    """Sum over a row's events of MLP([q, k, q - k, q * k]) k."""
+
+    def __init__(self, width: int, hidden: Sequence[int]) -> None:
+        super().__init__()
+        self.score = MLP([4 * width, *hidden, 1])
+
+    def forward(self, query: Tensor, keys: Tensor, offsets: Tensor, request: Tensor) -> Tensor:
+        """query (B, E), keys (sum T, E) of the requests, request (B,) -> (B, E)."""
+        lengths = offsets.diff()[request]
+        row = torch.arange(request.numel(), device=request.device).repeat_interleave(lengths)
+        start = lengths.cumsum(0) - lengths
+        event = torch.arange(row.numel(), device=row.device) - start[row] + offsets[:-1][request][row]
+        q, k = query[row], keys[event]
+        weight = self.score(torch.cat([q, k, q - k, q * k], 1))
+        return query.new_zeros(query.shape).index_add(0, row, weight * k)
+
+
+class DIN(nn.Module):
+    """Per event type: target attention over the newest `max_events`; then an MLP on all tokens and the pooled histories."""
+
+    Config = DINConfig
+    hidden_names: tuple[str, ...] = ("trunk",)
+
+    def __init__(self, config: DINConfig, *, schema: Schema, embedding: Embedding) -> None:
+        super().__init__()
+        self.config = config
+        dim = config.features.embedding_dim
+        keys = [f"{e}.{n}" for e, t in schema.events.items() for n, f in t.fields.items() if f.kind == "sparse"]
+        self.features = FeatureTokens(schema, config.features, dim, keys)
+        object.__setattr__(self, "embedding", embedding)
+        embedding.setup(self.features.tables)
+        # Event fields that the ad has too are compared with the ad's; the others of an event only weigh in by their sum.
+        self.fields: dict[str, list[tuple[str, str]]] = {}
+        for event in schema.events:
+            tables = {schema.table_of(n): n for n in self.features.sparse["row"] if n not in self.features.multi}
+            pairs = [(k, tables.get(schema.table_of(k), "")) for k in self.features.event_keys if k.startswith(f"{event}.")]
+            if any(feature for _, feature in pairs):
+                self.fields[event] = [(k, f) for k, f in pairs if f]
+        widths = {e: sum(self.features.widths[k] for k, _ in pairs) for e, pairs in self.fields.items()}
+        self.attention = nn.ModuleDict({e: TargetAttention(w, config.attention_hidden) for e, w in widths.items()})
+        self.features.event_keys = [k for pairs in self.fields.values() for k, _ in pairs]
+        tokens = (self.features.tokens["request"] + self.features.tokens["row"]) * dim
+        self.mlp = MLP([tokens + 2 * sum(widths.values()), *config.hidden], config.dropout)
+        skip = self.features.dense_width("row") + self.features.dense_width("request") if config.dense_skip else 0
+        self.heads = Heads(schema, config.hidden[-1], (), skip)
+
+    def forward(self, batch: Batch, hidden: Sequence[str] = ()) -> Output:
+        """Raises ConfigError for a hidden layer that the model does not have."""
+        _check_hidden("din", hidden, self.hidden_names)
+        events = {e: truncate(batch.events[e], self.config.max_events) for e in self.fields}
+        looked = self.embedding.lookup(self.features.ids(batch, events))
+        tokens = self.features(batch, looked)
+        parts = [flat_tokens(batch, tokens)]
+        for event, pairs in self.fields.items():
+            keys = torch.cat([looked[k] for k, _ in pairs], 1)
+            query = torch.cat([looked[f] for _, f in pairs], 1)
+            parts += [query, self.attention[event](query, keys, events[event]["time"].offsets, batch.request)]
+        trunk = nn.functional.gelu(self.mlp(torch.cat(parts, 1)))
+        dense = torch.cat([tokens.row_dense, tokens.request_dense[batch.request]], 1)
+        return Output(self.heads(trunk, batch.surface, dense), {"trunk": trunk} if "trunk" in hidden else {})
+
+    def positions(self, batch: Batch) -> tuple[int, int]:
+        """(real, computed) event positions: each event once per row, no padding."""
+        real = sum(int(self._pairs(batch.events[e]["time"], batch).sum()) for e in self.fields)
+        return real, real
+
+    def _pairs(self, time: Jagged, batch: Batch) -> Tensor:
+        return time.lengths().clamp(max=self.config.max_events)[batch.request]
+
+    def flops(self, batch: Batch) -> dict[str, int]:
+        """Forward FLOPs by module, 2 per multiply-add, from the true lengths."""
+        out = {"features": 2 * self.features.macs(batch.rows, batch.requests)}
+        for event, module in self.attention.items():
+            pairs = int(self._pairs(batch.events[event]["time"], batch).sum())
+            out[f"{event}.attention"] = 2 * pairs * linear_macs(module)
+        out["mlp"] = 2 * batch.rows * linear_macs(self.mlp)
+        out["heads"] = 2 * batch.rows * self.heads.macs()
+        return out
+
+
+def _check_hidden(model: str, asked: Sequence[str], known: Sequence[str]) -> None:
+    for name in asked:
+        if name not in known:
+            raise ConfigError(f'model {model} has no hidden layer "{name}"; valid: {", ".join(known)}')

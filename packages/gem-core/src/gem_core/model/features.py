@@ -1,0 +1,182 @@
+"""Batch -> tokens: every feature of the schema to tokens of one width, kept apart by what depends on the ad (rows) and
+what does not (requests), so that the latter is computed once per request.
+
+Shape letters: B rows, Q requests, N tokens, D width, T events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from gem_core.data.batch import Batch, Jagged
+from gem_core.errors import ConfigError, nearest
+from gem_core.model.layers import PiecewiseLinear
+from gem_core.protocols import ComponentConfig, Table
+from gem_core.schema import UNSEEN, Schema
+
+
+class FeatureConfig(ComponentConfig):
+    """How features become tokens.
+
+    `match_only` names sparse features that only serve to match events against the ad (a free id per ad overfits where
+    ads are many and rows few); `id_dropout` replaces ids of a feature by the unseen id while training.
+    """
+
+    embedding_dim: int = Field(16, ge=1)
+    embedding_dims: dict[str, int] = {}
+    match_only: tuple[str, ...] = ()
+    id_dropout: dict[str, float] = {}
+    dense_tokens: int = Field(2, ge=1)
+    dropout: float = Field(0.0, ge=0, lt=1)
+
+
+def truncate(fields: Mapping[str, Jagged], limit: int) -> dict[str, Jagged]:
+    """The newest `limit` events of each segment (events are stored newest first)."""
+    first = next(iter(fields.values()))
+    if first.max_length <= limit:
+        return dict(fields)
+    lengths = first.lengths()
+    position = torch.arange(first.values.shape[0], device=lengths.device)
+    position = position - first.offsets[:-1].repeat_interleave(lengths, output_size=position.numel())
+    kept = (position < limit).nonzero().squeeze(1)
+    offsets = torch.cat([first.offsets[:1], lengths.clamp(max=limit).cumsum(0)])
+    return {name: Jagged(f.values[kept], offsets, limit) for name, f in fields.items()}
+
+
+@dataclass
+class Tokens:
+    """request (Q, Nq, D); rows (B, Nr, D); the encoded dense features of both levels, for linear skips."""
+
+    request: Tensor
+    rows: Tensor
+    request_dense: Tensor
+    row_dense: Tensor
+
+
+class FeatureTokens(nn.Module):
+    """Tokens of all non-sequence features: dense (standardised or piecewise-linear), sparse, vectors, surface.
+
+    Args:
+        schema: a fitted schema.
+        config: see `FeatureConfig`.
+        dim: D.
+        event_keys: lookup keys of the event fields that the model embeds.
+    """
+
+    def __init__(self, schema: Schema, config: FeatureConfig, dim: int, event_keys: Sequence[str] = ()) -> None:
+        super().__init__()
+        self.config = config
+        known = {*schema.sparse, *schema.sparse_keys()}
+        for option in (config.match_only, config.id_dropout):
+            for key in option:
+                if key not in known:
+                    raise ConfigError(f'features: "{key}" is no sparse feature of the schema{nearest(key, known)}')
+        tables = schema.tables()
+        for name in config.embedding_dims:
+            if name not in tables:
+                raise ConfigError(f'features.embedding_dims: no table "{name}"{nearest(name, tables)}')
+        self.sparse = {
+            level: [n for n in schema.names("sparse", level) if n not in config.match_only]
+            for level in ("request", "row")
+        }
+        self.multi = {name for name, feature in schema.sparse.items() if feature.multi}
+        self.event_keys = [key for key in event_keys if key not in config.match_only]
+        self.widths = {key: self._dim(schema, key) for key in (*schema.sparse, *event_keys)}
+        self.tables = [
+            Table(name, schema.table_rows(name), self._dim(schema, used[0]), tuple(used), self._pooling(schema, used))
+            for name, keys in tables.items()
+            if (used := [k for k in keys if k in self.sparse["request"] + self.sparse["row"] + self.event_keys])
+        ]
+        fitted = schema.require_fitted()
+        self.encoders = nn.ModuleDict()
+        self.dense = nn.ModuleDict()
+        self.vectors = nn.ModuleDict()
+        self.project = nn.ModuleDict()
+        self.tokens = {"request": 0, "row": 1}
+        for level in ("request", "row"):
+            names = schema.names("dense", level)
+            self.encoders[level] = PiecewiseLinear([fitted.dense[n].edges for n in names])
+            if names:
+                count = config.dense_tokens if level == "row" else 1
+                self.dense[level] = nn.Linear(self.encoders[level].width, count * dim)
+                self.tokens[level] += count
+            for name in self.sparse[level]:
+                if self.widths[name] != dim:
+                    self.project[name] = nn.Linear(self.widths[name], dim, bias=False)
+                self.tokens[level] += 1
+            for name in schema.names("vectors", level):
+                self.vectors[name] = nn.Linear(schema.vectors[name].width, dim)
+                self.tokens[level] += 1
+        self.surface = nn.Parameter(torch.randn(len(schema.surface_names()), dim) * 0.1)
+        self.dropout = nn.Dropout(config.dropout)
+        self.dim = dim
+
+    def _dim(self, schema: Schema, key: str) -> int:
+        return self.config.embedding_dims.get(schema.table_of(key), self.config.embedding_dim)
+
+    @staticmethod
+    def _pooling(schema: Schema, keys: Sequence[str]) -> str:
+        return next((schema.sparse[k].pooling for k in keys if k in schema.sparse and schema.sparse[k].multi), "mean")
+
+    def dense_width(self, level: str) -> int:
+        """Width of the encoded dense features of a level."""
+        encoder = self.encoders[level]
+        assert isinstance(encoder, PiecewiseLinear)
+        return encoder.width
+
+    def ids(self, batch: Batch, events: Mapping[str, Mapping[str, Jagged]]) -> dict[str, Tensor | Jagged]:
+        """The ids of one look-up for everything: sparse features (pooled where multi-valued) and event fields."""
+        out: dict[str, Tensor | Jagged] = {}
+        for level, source in (("request", batch.request_ids), ("row", batch.ids)):
+            for name in self.sparse[level]:
+                out[name] = source[name] if name in self.multi else source[name].values
+        for key in self.event_keys:
+            event, _, name = key.partition(".")
+            out[key] = events[event][name].values
+        if self.training:
+            for key, rate in self.config.id_dropout.items():
+                if key in out:
+                    out[key] = _drop_ids(out[key], rate)
+        return out
+
+    def forward(self, batch: Batch, looked: Mapping[str, Tensor]) -> Tokens:
+        row_dense = self.dropout(self.encoders["row"](batch.dense))
+        request_dense = self.dropout(self.encoders["request"](batch.request_dense))
+        request = self._level("request", batch.requests, request_dense, batch.request_vectors, looked)
+        rows = self._level("row", batch.rows, row_dense, batch.vectors, looked)
+        rows.append(self.surface[batch.surface].unsqueeze(1))
+        nothing = row_dense.new_zeros(batch.requests, 0, self.dim)
+        return Tokens(torch.cat([nothing, *request], 1), torch.cat(rows, 1), request_dense, row_dense)
+
+    def _level(
+        self, level: str, n: int, dense: Tensor, vectors: Mapping[str, Tensor], looked: Mapping[str, Tensor]
+    ) -> list[Tensor]:
+        tokens = []
+        if level in self.dense:
+            tokens.append(self.dense[level](dense).view(n, -1, self.dim))
+        for name in self.sparse[level]:
+            x = looked[name]
+            tokens.append((self.project[name](x) if name in self.project else x).unsqueeze(1))
+        tokens += [self.vectors[name](x).unsqueeze(1) for name, x in vectors.items()]
+        return tokens
+
+    def macs(self, rows: int, requests: int) -> int:
+        """Multiply-adds of a batch."""
+        units = {"request": requests, "row": rows}
+        total = 0
+        for level, n in units.items():
+            if level in self.dense:
+                total += n * self.dense[level].weight.numel()
+            total += n * sum(self.project[k].weight.numel() for k in self.sparse[level] if k in self.project)
+        return total + sum(m.weight.numel() for m in self.vectors.values()) * rows
+
+
+def _drop_ids(ids: Tensor | Jagged, rate: float) -> Tensor | Jagged:
+    values = ids.values if isinstance(ids, Jagged) else ids
+    dropped = torch.where(torch.rand(values.shape, device=values.device) < rate, UNSEEN, values)
+    return Jagged(dropped, ids.offsets, ids.max_length) if isinstance(ids, Jagged) else dropped

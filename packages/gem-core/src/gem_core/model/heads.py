@@ -1,0 +1,56 @@
+"""One head per objective on the shared trunk, with a bias per surface and an optional linear skip from the dense features."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from gem_core.model.layers import MLP, linear_macs
+from gem_core.schema import Schema
+
+
+class Heads(nn.Module):
+    """logit_task = MLP_task(x) + bias[task, surface] + skip_task(dense).
+
+    The biases start at the training split's base rates, so that an untrained model is calibrated.
+
+    Args:
+        schema: a fitted schema.
+        width: of x. hidden: hidden sizes of each task's MLP. skip: width of the dense inputs of the linear skip (0: none).
+    """
+
+    def __init__(self, schema: Schema, width: int, hidden: Sequence[int], skip: int = 0, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.tasks = list(schema.objectives)
+        self.heads = nn.ModuleDict({task: MLP([width, *hidden, 1], dropout) for task in self.tasks})
+        self.skip = nn.Linear(skip, len(self.tasks), bias=False) if skip else None
+        if self.skip is not None:
+            nn.init.zeros_(self.skip.weight)
+        rates = schema.require_fitted().base_rates
+        start = [_logit(rates.get(task, 0.5)) for task in self.tasks]
+        surfaces = len(schema.surface_names())
+        self.surface_bias = nn.Parameter(torch.tensor(start).unsqueeze(1).repeat(1, surfaces))
+        for head in self.heads.values():
+            last = [m for m in head.modules() if isinstance(m, nn.Linear)][-1]
+            nn.init.zeros_(last.bias)
+
+    def forward(self, x: Tensor, surface: Tensor, dense: Tensor | None = None) -> dict[str, Tensor]:
+        """x (B, width), surface (B,), dense (B, skip) -> per task (B,) logits in float32."""
+        skip = self.skip(dense) if self.skip is not None and dense is not None else None
+        out = {}
+        for i, task in enumerate(self.tasks):
+            logit = self.heads[task](x).squeeze(1).float() + self.surface_bias[i][surface]
+            out[task] = logit if skip is None else logit + skip[:, i].float()
+        return out
+
+    def macs(self) -> int:
+        """Multiply-adds per row."""
+        return linear_macs(self)
+
+
+def _logit(p: float) -> float:
+    p = min(max(p, 1e-6), 1 - 1e-6)
+    return math.log(p / (1 - p))

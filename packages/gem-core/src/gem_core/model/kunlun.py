@@ -1,0 +1,261 @@
+"""Kunlun, the foundation model of GEM: event towers, hierarchical seed pooling and a trunk of Wukong experts.
+
+A layer (model.md 4; layers count from 0, `comp_skip` as published):
+
+    Xsum = WeightGen(X)                                  token-axis compression to R tokens, then an MLP
+    H    = HSP(S) on even layers, else the last H        CompSkip
+    X    = WukongExperts(concat[Xsum, H])
+    S    = GdpaFeedForward(S, Xsum) on even layers, S + MHA(norm(S)) on odd ones
+
+Each tower ends with one more pooling that the heads read, so every parameter gets a gradient. With `conditioning: request` the
+weights of the feed-forward are made from tokens that do not depend on the ad: a tower runs once per request, whatever
+the number of its rows. Shape letters: B rows, Q requests, N tokens, R compressed tokens, K summary tokens, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from gem_core.data.batch import Batch, Jagged
+from gem_core.errors import ConfigError, nearest
+from gem_core.model.features import FeatureConfig, FeatureTokens, Tokens, truncate
+from gem_core.model.heads import Heads
+from gem_core.model.layers import MLP, TokenMap, linear_macs, rms_unit
+from gem_core.model.match import MatchCounts
+from gem_core.model.tower import Tower, TowerConfig, TowerState, truncated_events
+from gem_core.model.wukong import WukongConfig, WukongExperts
+from gem_core.protocols import ComponentConfig, Embedding, Output
+from gem_core.schema import Schema
+
+
+class KunlunConfig(ComponentConfig):
+    """Every part of Kunlun is a switch here; the sizes s, m, l and the cluster's are recipes.
+
+    Attributes:
+        dim, layers: D and depth of the trunk. compressed_tokens: R.
+        experts, combine: M Wukong experts and how their outputs join.
+        tower: the towers' settings; towers: changes per event type (null leaves the type out).
+        conditioning: what makes the GDPA weights: "request" (once per request) or "full" (with the ad, once per row).
+        comp_skip: even layers without self-attention, odd ones without pooling and feed-forward.
+        match_bins: bins of age of the match tokens (0: none). match_tokens: tokens that they give.
+        objective_tokens: a token of its own for each objective.
+        dense_skip: a linear skip from the encoded dense features (and match counts) to each logit.
+    """
+
+    dim: int = Field(32, ge=2)
+    layers: int = Field(2, ge=1)
+    compressed_tokens: int = Field(8, ge=1)
+    features: FeatureConfig = FeatureConfig()
+    experts: int = Field(1, ge=1)
+    combine: Literal["sum", "concat"] = "concat"
+    wukong: WukongConfig = WukongConfig()
+    tower: TowerConfig = TowerConfig()
+    towers: dict[str, dict[str, Any] | None] = {}
+    conditioning: Literal["request", "full"] = "request"
+    comp_skip: bool = True
+    match_bins: int = Field(0, ge=0)
+    match_tokens: int = Field(2, ge=1)
+    objective_tokens: bool = True
+    dense_skip: bool = True
+    head_hidden: tuple[int, ...] = (64,)
+    head_dropout: float = Field(0.0, ge=0, lt=1)
+
+    @model_validator(mode="after")
+    def _towers_are_valid(self) -> KunlunConfig:
+        for event in self.towers:
+            self.tower_of(event)
+        return self
+
+    def tower_of(self, event: str) -> TowerConfig | None:
+        """The settings of an event type's tower; None where the type is left out."""
+        change = self.towers.get(event, {})
+        return None if change is None else TowerConfig.model_validate({**self.tower.model_dump(), **change})
+
+
+class WeightGen(nn.Module):
+    """Xsum: token-axis compression N -> R, then a residual MLP on the width."""
+
+    def __init__(self, tokens_in: int, tokens_out: int, dim: int) -> None:
+        super().__init__()
+        self.compress = TokenMap(tokens_in, tokens_out)
+        self.mlp = MLP([dim, dim, dim])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.compress(x)
+        out: Tensor = x + self.mlp(rms_unit(x))
+        return out
+
+    def macs(self, dim: int) -> int:
+        """Multiply-adds per sample."""
+        return self.compress.macs(dim) + self.compress.weight.shape[0] * linear_macs(self.mlp)
+
+
+class Layer(nn.Module):
+    """The trunk's side of one layer: WeightGen of the row tokens and the experts; `request_weights` where a tower's
+    feed-forward of this layer is conditioned on the request's tokens."""
+
+    def __init__(
+        self, tokens_in: int, summary: int, config: KunlunConfig, request_tokens: int, request_weights: bool
+    ) -> None:
+        super().__init__()
+        c = config
+        self.weight_gen = WeightGen(tokens_in, c.compressed_tokens, c.dim)
+        self.request_gen = WeightGen(request_tokens, c.compressed_tokens, c.dim) if request_weights else None
+        self.interaction = WukongExperts(c.compressed_tokens + summary, c.dim, c.experts, c.combine, c.wukong)
+
+
+class Kunlun(nn.Module):
+    """See the module's docstring. Hidden layers by name: "layer.<l>.x" (B, N, D), "<event>.layer.<l>.h" (B, K + n, D),
+    "<event>.final.h", "trunk" (B, width of the heads' input)."""
+
+    Config = KunlunConfig
+
+    def __init__(self, config: KunlunConfig, *, schema: Schema, embedding: Embedding) -> None:
+        super().__init__()
+        self.config = config
+        for event in config.towers:
+            if event not in schema.events:
+                raise ConfigError(f'model.towers: no event type "{event}" in the schema{nearest(event, schema.events)}')
+        towers = {e: t for e in schema.events if (t := config.tower_of(e)) is not None}
+        keys = [f"{e}.{n}" for e in towers for n, f in schema.events[e].fields.items() if f.kind == "sparse"]
+        self.features = FeatureTokens(schema, config.features, config.dim, keys)
+        object.__setattr__(self, "embedding", embedding)  # its tables are not the model's parameters
+        embedding.setup(self.features.tables)
+        widths = {k: self.features.widths[k] for k in self.features.event_keys}
+        self.match = MatchCounts(schema, config.match_bins) if config.match_bins else None
+        if self.match is not None and not self.match.fields:
+            raise ConfigError("model.match_bins: no event field shares a table with a row feature, so nothing can match")
+        self.match_map = nn.Linear(self.match.width, config.match_tokens * config.dim) if self.match else None
+        self.objectives = (
+            nn.Parameter(torch.randn(len(schema.objectives), config.dim) * 0.1) if config.objective_tokens else None
+        )
+        request_tokens = self.features.tokens["request"]
+        row_tokens = self.features.tokens["row"]
+        row_tokens += config.match_tokens if self.match else 0
+        tokens = request_tokens + row_tokens + (len(schema.objectives) if config.objective_tokens else 0)
+        full = config.conditioning == "full" or request_tokens == 0
+        self.full = full
+        self.towers = nn.ModuleDict(
+            {
+                event: Tower(
+                    schema, event, tower, widths, config.dim, row_tokens, config.compressed_tokens, config.layers,
+                    config.comp_skip,
+                )
+                for event, tower in towers.items()
+            }
+        )  # fmt: skip
+        summary = sum(tower.tokens_out for tower in self._towers().values())
+        layers = []
+        for index in range(config.layers):
+            conditioned = any(str(index) in tower.ffn for tower in self._towers().values())
+            layers.append(Layer(tokens, summary, config, request_tokens, conditioned and not full))
+            tokens = layers[-1].interaction.tokens_out
+        self.layers = nn.ModuleList(layers)
+        self.norm = nn.LayerNorm(config.dim)
+        skip = 0
+        if config.dense_skip:
+            skip = self.features.dense_width("row") + self.features.dense_width("request")
+            skip += self.match.width if self.match else 0
+        self.heads = Heads(schema, (tokens + summary) * config.dim, config.head_hidden, skip, config.head_dropout)
+        self.hidden_names = (
+            *(f"layer.{i}.x" for i in range(config.layers)),
+            *(f"{e}.layer.{i}.h" for e in towers for i in range(config.layers)),
+            *(f"{e}.final.h" for e in towers),
+            "trunk",
+        )
+
+    def _towers(self) -> dict[str, Tower]:
+        return {name: tower for name, tower in self.towers.items() if isinstance(tower, Tower)}
+
+    def forward(self, batch: Batch, hidden: Sequence[str] = ()) -> Output:
+        """Raises ConfigError for a hidden layer that the model does not have."""
+        for name in hidden:
+            if name not in self.hidden_names:
+                raise ConfigError(f'model kunlun has no hidden layer "{name}"{nearest(name, self.hidden_names)}')
+        kept: dict[str, Tensor] = {}
+        towers = self._towers()
+        events = truncated_events(towers, batch)
+        looked = self.embedding.lookup(self.features.ids(batch, events))
+        tokens = self.features(batch, looked)
+        counts = self.match(batch) if self.match is not None else None
+        rows = tokens.rows
+        if counts is not None and self.match_map is not None:
+            rows = torch.cat([rows, self.match_map(counts).view(batch.rows, -1, self.config.dim)], 1)
+        states = {e: t.start(batch, events[e], looked, rows, self.full) for e, t in towers.items()}
+        x = self._all_tokens(batch, tokens, rows)
+        for index, layer in enumerate(self.layers):
+            assert isinstance(layer, Layer)
+            xsum = layer.weight_gen(x)
+            for event, tower in towers.items():
+                tower.summarise(states[event], index)
+            x = layer.interaction(torch.cat([xsum, *(states[e].summary() for e in towers)], 1))
+            weights = xsum if layer.request_gen is None else layer.request_gen(tokens.request)
+            for event, tower in towers.items():
+                if f"{event}.layer.{index}.h" in hidden:
+                    kept[f"{event}.layer.{index}.h"] = states[event].summary()
+                tower.advance(states[event], index, weights)
+            if f"layer.{index}.x" in hidden:
+                kept[f"layer.{index}.x"] = x
+        final = []
+        for event, tower in towers.items():
+            tower.summarise(states[event], "final")
+            final.append(states[event].summary())
+            if f"{event}.final.h" in hidden:
+                kept[f"{event}.final.h"] = final[-1]
+        trunk = self.norm(torch.cat([x, *final], 1)).flatten(1)
+        if "trunk" in hidden:
+            kept["trunk"] = trunk
+        return Output(self.heads(trunk, batch.surface, self._skip(batch, tokens, counts)), kept)
+
+    def _all_tokens(self, batch: Batch, tokens: Tokens, rows: Tensor) -> Tensor:
+        parts = [tokens.request[batch.request], rows]
+        if self.objectives is not None:
+            parts.append(self.objectives.expand(batch.rows, -1, -1))
+        return torch.cat(parts, 1)
+
+    def _skip(self, batch: Batch, tokens: Tokens, counts: Tensor | None) -> Tensor | None:
+        if not self.config.dense_skip:
+            return None
+        parts = [tokens.row_dense, tokens.request_dense[batch.request]]
+        return torch.cat(parts if counts is None else [*parts, counts], 1)
+
+    # ---- accounting --------------------------------------------------------------------------------------------
+
+    def _lengths(self, batch: Batch) -> dict[str, Tensor]:
+        return {
+            event: batch.events[event]["time"].lengths().clamp(max=tower.limit)
+            for event, tower in self._towers().items()
+        }
+
+    def positions(self, batch: Batch) -> tuple[int, int]:
+        """(real, computed) event positions: equal, as no padding is computed."""
+        real = sum(int(n.sum()) for n in self._lengths(batch).values())
+        return real, real
+
+    def flops(self, batch: Batch) -> dict[str, int]:
+        """Forward FLOPs by module, 2 per multiply-add, from the true lengths."""
+        rows, requests, dim = batch.rows, batch.requests, self.config.dim
+        out = {"features": 2 * self.features.macs(rows, requests)}
+        if self.match_map is not None:
+            out["match"] = 2 * rows * self.match_map.weight.numel()
+        for event, tower in self._towers().items():
+            lengths = self._lengths(batch)[event]
+            of_rows = lengths[batch.request]
+            parts = tower.macs(of_rows if self.full else lengths, rows, int(of_rows.sum()), self.full)
+            if self.full:
+                parts["embed"] = int(lengths.sum()) * tower.embed.macs()
+            out |= {f"{event}.{part}": 2 * macs for part, macs in parts.items()}
+        trunk = 0
+        for layer in self.layers:
+            assert isinstance(layer, Layer)
+            trunk += rows * (layer.weight_gen.macs(dim) + layer.interaction.macs())
+            if layer.request_gen is not None:
+                trunk += requests * layer.request_gen.macs(dim)
+        out["trunk"] = 2 * trunk
+        out["heads"] = 2 * rows * self.heads.macs()
+        return out

@@ -1,0 +1,90 @@
+"""Small building blocks: token-axis maps, MLPs, piecewise-linear encoding. Each says its multiply-adds per sample.
+
+Shape letters: B samples, N tokens, R compressed tokens, D width, n features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+class TokenMap(nn.Module):
+    """Linear map over the token axis: (B, N, D) -> (B, R, D)."""
+
+    def __init__(self, tokens_in: int, tokens_out: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(tokens_out, tokens_in) * max(tokens_in, 1) ** -0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.matmul(self.weight, x)
+
+    def macs(self, dim: int) -> int:
+        """Multiply-adds per sample of width `dim`."""
+        return self.weight.numel() * dim
+
+
+class MLP(nn.Sequential):
+    """Linear maps with GELU between them (none after the last), optional dropout before each."""
+
+    def __init__(self, sizes: Sequence[int], dropout: float = 0.0) -> None:
+        layers: list[nn.Module] = []
+        for i, (fan_in, fan_out) in enumerate(zip(sizes, sizes[1:], strict=False)):
+            if i:
+                layers.append(nn.GELU())
+            if dropout:
+                layers.append(nn.Dropout(dropout))
+            layers.append(nn.Linear(fan_in, fan_out))
+        super().__init__(*layers)
+
+
+def linear_macs(module: nn.Module) -> int:
+    """Multiply-adds per position of all `nn.Linear` inside a module."""
+    return sum(m.weight.numel() for m in module.modules() if isinstance(m, nn.Linear))
+
+
+class PiecewiseLinear(nn.Module):
+    """Dense features to inputs of a linear map: (B, n) standardised, NaN where missing -> (B, width).
+
+    A feature with bin edges e_0 < ... < e_k gives k values clip((x - e_j) / (e_j+1 - e_j), 0, 1), so a linear map of them
+    is a piecewise-linear function of x (Gorishniy et al., 2203.05556); one without edges gives x itself. Each feature
+    adds a bit for "missing", and its other values are then 0.
+
+    Args:
+        edges: per feature its bin edges in standardised units; fewer than 2 for a linear feature.
+    """
+
+    low: Tensor
+    scale: Tensor
+    feature: Tensor
+    linear: Tensor
+
+    def __init__(self, edges: Sequence[Sequence[float]]) -> None:
+        super().__init__()
+        low, scale, feature = [], [], []
+        for i, knots in enumerate(edges):
+            for left, right in zip(knots, knots[1:], strict=False):
+                low.append(left)
+                scale.append(1.0 / (right - left))
+                feature.append(i)
+        self.register_buffer("low", torch.tensor(low), persistent=False)
+        self.register_buffer("scale", torch.tensor(scale), persistent=False)
+        self.register_buffer("feature", torch.tensor(feature, dtype=torch.int64), persistent=False)
+        plain = [i for i, knots in enumerate(edges) if len(knots) < 2]
+        self.register_buffer("linear", torch.tensor(plain, dtype=torch.int64), persistent=False)
+        self.width = len(low) + len(plain) + len(edges)
+
+    def forward(self, x: Tensor) -> Tensor:
+        missing = x.isnan()
+        # NaN below every first edge: all of a missing feature's bins are 0.
+        filled = torch.where(missing, float("-inf"), x)
+        bins = ((filled[:, self.feature] - self.low) * self.scale).clamp_(0.0, 1.0)
+        linear = torch.where(missing, 0.0, x)[:, self.linear]
+        return torch.cat([bins, linear, missing.to(x.dtype)], dim=1)
+
+
+def rms_unit(x: Tensor, eps: float = 1e-6) -> Tensor:
+    """Rows of unit root mean square (no affine part)."""
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)

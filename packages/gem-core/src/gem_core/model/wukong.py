@@ -1,0 +1,103 @@
+"""Wukong block (2403.02545) and the mixture of Wukong experts: feature interaction over tokens.
+
+Shape letters: B samples, n tokens, k rank of the factorisation machine, D width, M experts.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from gem_core.model.layers import MLP, TokenMap, linear_macs
+from gem_core.protocols import ComponentConfig
+
+
+class WukongConfig(ComponentConfig):
+    """`fm_tokens` + `linear_tokens` leave a block. `projection` makes the FM's Y (n, k): "attentive", by an MLP of
+    `compressed` tokens, or "static", a parameter (then a block without MLP doubles the interaction order exactly)."""
+
+    fm_tokens: int = Field(8, ge=1)
+    linear_tokens: int = Field(8, ge=1)
+    rank: int = Field(8, ge=1)
+    hidden: tuple[int, ...] = (128,)
+    projection: Literal["attentive", "static"] = "attentive"
+    compressed: int = Field(2, ge=1)
+    dropout: float = Field(0.0, ge=0, lt=1)
+
+    @property
+    def tokens_out(self) -> int:
+        return self.fm_tokens + self.linear_tokens
+
+
+class WukongBlock(nn.Module):
+    """X' = LN(concat[FMB(X), LCB(X)] + residual(X)): (B, n, D) -> (B, tokens_out, D).
+
+    FM(X) = X (X^T Y), linear in n; FMB = MLP(LN(flatten(FM(X)))) as tokens; LCB = W_L X; the residual is a token-axis map
+    where the numbers of tokens differ.
+    """
+
+    def __init__(self, tokens_in: int, dim: int, config: WukongConfig) -> None:
+        super().__init__()
+        self.config, self.dim, self.tokens_in = config, dim, tokens_in
+        flat = tokens_in * config.rank
+        if config.projection == "attentive":
+            self.compress = TokenMap(tokens_in, config.compressed)
+            self.project = MLP([config.compressed * dim, dim, flat])
+        else:
+            self.static = nn.Parameter(torch.randn(tokens_in, config.rank) * tokens_in**-0.5)
+        self.norm = nn.LayerNorm(flat)
+        self.mlp = MLP([flat, *config.hidden, config.fm_tokens * dim], config.dropout)
+        self.linear = TokenMap(tokens_in, config.linear_tokens)
+        same = tokens_in == config.tokens_out
+        self.residual = nn.Identity() if same else TokenMap(tokens_in, config.tokens_out)
+        self.out_norm = nn.LayerNorm(dim)
+
+    def interaction(self, x: Tensor) -> Tensor:
+        """FM(X) = X (X^T Y): (B, n, k)."""
+        if self.config.projection == "attentive":
+            y = self.project(self.compress(x).flatten(1)).view(-1, self.tokens_in, self.config.rank)
+        else:
+            y = self.static
+        return torch.matmul(x, torch.matmul(x.transpose(1, 2), y)) * (self.dim * self.tokens_in) ** -0.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        fm = self.mlp(self.norm(self.interaction(x).flatten(1))).view(-1, self.config.fm_tokens, self.dim)
+        out: Tensor = self.out_norm(torch.cat([fm, self.linear(x)], 1) + self.residual(x))
+        return out
+
+    def macs(self) -> int:
+        """Multiply-adds per sample."""
+        maps = sum(m.macs(self.dim) for m in self.modules() if isinstance(m, TokenMap))
+        return maps + linear_macs(self) + 2 * self.tokens_in * self.dim * self.config.rank
+
+
+class WukongExperts(nn.Module):
+    """Mixture of Wukong experts: expert m owns a designated part of the tokens (no router).
+
+    The tokens are dealt to the experts in turn (token i to expert i mod M), so that each part holds tokens of every
+    kind. Outputs are concatenated over the token axis ("concat"), or summed ("sum", the form that a reduce-scatter over
+    an expert-parallel group gives).
+    """
+
+    def __init__(
+        self, tokens_in: int, dim: int, experts: int, combine: Literal["sum", "concat"], config: WukongConfig
+    ) -> None:
+        super().__init__()
+        self.parts = [list(range(m, tokens_in, experts)) for m in range(experts)]
+        self.combine = combine
+        self.experts = nn.ModuleList(WukongBlock(len(part), dim, config) for part in self.parts)
+        self.tokens_out = config.tokens_out * (experts if combine == "concat" else 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        m = len(self.parts)
+        outputs = [expert(x[:, i::m] if m > 1 else x) for i, expert in enumerate(self.experts)]
+        if len(outputs) == 1:
+            return outputs[0]
+        return torch.cat(outputs, 1) if self.combine == "concat" else torch.stack(outputs).sum(0)
+
+    def macs(self) -> int:
+        """Multiply-adds per sample."""
+        return sum(expert.macs() for expert in self.experts if isinstance(expert, WukongBlock))

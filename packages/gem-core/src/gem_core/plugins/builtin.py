@@ -1,0 +1,78 @@
+"""gem-core's own components, registered by the same path as a stranger's."""
+
+from __future__ import annotations
+
+from gem_core.plugins.hooks import CONTRACT_VERSION, Register, hookimpl
+
+
+@hookimpl
+def gem_contract() -> int:
+    return CONTRACT_VERSION
+
+
+@hookimpl
+def gem_register_reader(register: Register) -> None:
+    register("csv", "gem_core.data.readers:CsvReader")
+    register("parquet", "gem_core.data.readers:ParquetReader")
+    register("memory", "gem_core.data.readers:MemoryReader")
+    register("completejourney", "gem_core.data.completejourney:CompleteJourneyReader")
+
+
+@hookimpl
+def gem_register_model(register: Register) -> None:
+    register("kunlun", "gem_core.model.kunlun:Kunlun")
+    register("din", "gem_core.model.din:DIN")
+    register("dcnv2", "gem_core.model.dcnv2:DCNv2")
+
+
+@hookimpl
+def gem_register_precision(register: Register) -> None:
+    register("fp32", "gem_core.train.precision:Float32")
+    register("bf16", "gem_core.train.precision:BFloat16")
+
+
+@hookimpl
+def gem_register_embedding(register: Register) -> None:
+    register("torch", "gem_core.train.embedding:TorchEmbedding")
+
+
+@hookimpl
+def gem_register_strategy(register: Register) -> None:
+    register("single", "gem_core.train.strategy:SingleProcess")
+
+
+@hookimpl
+def gem_register_batcher(register: Register) -> None:
+    register("in-order", "gem_core.data.loader:InOrder")
+
+
+@hookimpl
+def gem_register_loss(register: Register) -> None:
+    register("bce", "gem_core.train.loss:BinaryCrossEntropy")
+
+
+@hookimpl
+def gem_register_metric(register: Register) -> None:
+    register("ranking", "gem_core.train.metrics:RankingMetrics")
+
+
+@hookimpl
+def gem_register_tracker(register: Register) -> None:
+    register("console", "gem_core.train.trackers:Console")
+    register("jsonl", "gem_core.train.trackers:JsonLines")
+    register("tensorboard", "gem_core.train.trackers:TensorBoard")
+
+
+@hookimpl
+def gem_register_callback(register: Register) -> None:
+    register("profiler", "gem_core.train.callbacks:Profiler")
+
+
+@hookimpl
+def gem_register_command(register: Register) -> None:
+    register("train", "gem_core.cli.train:train", "Train a model from a recipe.")
+    register("eval", "gem_core.cli.evaluate:evaluate", "Evaluate a run or a checkpoint on a split.")
+    register("predict", "gem_core.cli.predict:predict", "Score the rows of a file with a run.")
+    register("plugins", "gem_core.cli.plugins:plugins", "List what is installed: kinds, names, owners, broken plugins.")
+    register("doctor", "gem_core.cli.doctor:doctor", "Check this machine and the installed versions.")
+    register("data profile", "gem_core.cli.data:profile", "Profile a log: rows, rates, lengths, missing values, faults.")

@@ -1,0 +1,317 @@
+"""The interfaces that plugins and the other packages code against. Names and meaning are fixed by the contract version.
+
+Every component is a class with a frozen pydantic `Config` (its options in a recipe, unknown keys refused) and the
+constructor `Component(config, **context)`; the context of each kind is named in its docstring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+
+from pydantic import BaseModel, ConfigDict
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from gem_core.data.batch import Batch, Jagged
+    from gem_core.schema import Schema
+
+
+class ComponentConfig(BaseModel):
+    """Base of every component's options."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Reader(Protocol):
+    """Batches with resumable state. Constructed as `Reader(config, schema=Schema | None, seed=int)`.
+
+    A reader that knows its own layout (a shipped set) brings the schema; the others get the recipe's.
+    """
+
+    Config: ClassVar[type[ComponentConfig]]
+    schema: Schema
+    """The schema fitted on the training split."""
+
+    def iterate(
+        self,
+        split: str = "train",
+        *,
+        rank: int = 0,
+        world: int = 1,
+        worker: int = 0,
+        workers: int = 1,
+        state: Mapping[str, Any] | None = None,
+    ) -> Iterator[Batch]:
+        """One pass over a split ("train", "validation", "test"); training order is shuffled by seed and epoch.
+
+        `state` is what `state()` returned after the last batch taken (or `{"epoch": e}`): the iteration goes on
+        with the very next batch. Each row is given exactly once over all (rank, worker) pairs.
+        """
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """JSON-able position after the batch last given: epoch and place within it."""
+        ...
+
+
+@dataclass
+class Output:
+    """What a model returns: per task (B,) logits, and the hidden layers asked for, by name."""
+
+    logits: dict[str, Tensor]
+    hidden: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Model(Protocol):
+    """Batch -> logits and hidden layers. Constructed as `Model(config, schema=Schema, embedding=Embedding)`.
+
+    A `torch.nn.Module` whose parameters are the dense side only; the tables belong to the embedding, which the
+    constructor sets up with the tables that the model needs (`embedding.setup(tables)`).
+    """
+
+    Config: ClassVar[type[ComponentConfig]]
+    hidden_names: tuple[str, ...]
+
+    def __call__(self, batch: Batch, hidden: Sequence[str] = ()) -> Output: ...
+
+    def flops(self, batch: Batch) -> dict[str, int]:
+        """Forward FLOPs of this batch per module (2 per multiply-add), from its true ragged lengths."""
+        ...
+
+
+@dataclass(frozen=True)
+class Table:
+    """One embedding table. `features` are the lookup keys served by it: "ad", "click.item", ...
+
+    Attributes:
+        rows: ids 0 .. rows - 1 are valid (0 missing, 1 unseen).
+        pooling: for lookups of a `Jagged`: "sum" or "mean" over each segment.
+    """
+
+    name: str
+    rows: int
+    dim: int
+    features: tuple[str, ...]
+    pooling: str = "mean"
+
+
+class Embedding(Protocol):
+    """Sole owner of the sparse side: tables, their optimiser, their sharding. `Embedding(config, seed=int)`."""
+
+    Config: ClassVar[type[ComponentConfig]]
+
+    def setup(self, tables: Sequence[Table], mesh: Any = None, plan: Any = None) -> None:
+        """Allocate the tables (seeded by name, so independent of order and sharding)."""
+        ...
+
+    def lookup(self, ids: Mapping[str, Tensor | Jagged]) -> dict[str, Tensor]:
+        """Per feature: (n,) ids -> (n, dim); `Jagged` of n segments -> (n, dim) pooled. Differentiable.
+
+        Raises:
+            DataError: an id outside its table; names feature, table, id and rows.
+        """
+        ...
+
+    def step(self, lr: float) -> None:
+        """Apply the gradients of all lookups since the last step (so accumulation is exact), then forget them."""
+        ...
+
+    def discard(self) -> None:
+        """Forget the gathered gradients without applying them (a step skipped by the NaN policy)."""
+        ...
+
+    def state(self) -> dict[str, Tensor]:
+        """`tables.<name>.weight` and `tables.<name>.moment`, unsharded rows."""
+        ...
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Inverse of `state`; refuses missing, unknown or misshapen tables by name."""
+        ...
+
+
+class Loss(Protocol):
+    """Per-task sums and counts, never means: accumulation and uneven ranks then give the large batch's number exactly.
+
+    Constructed as `Loss(config, schema=Schema)`.
+    """
+
+    Config: ClassVar[type[ComponentConfig]]
+
+    def counts(self, batch: Batch) -> dict[str, Tensor]:
+        """Per task the scalar denominator (sum of mask * weight); needs no forward pass."""
+        ...
+
+    def __call__(self, output: Output, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
+        """Per task (sum, count)."""
+        ...
+
+
+class Precision(Protocol):
+    """How linear maps and attention are computed, and what travels in an all-gather. `Precision(config)`."""
+
+    Config: ClassVar[type[ComponentConfig]]
+
+    def autocast(self, device: torch.device) -> Any:
+        """The context manager that forward and loss run in."""
+        ...
+
+    def convert(self, model: nn.Module) -> nn.Module:
+        """Swap what this precision swaps (linear maps, op variants) in place; returns the model."""
+        ...
+
+
+class Strategy(Protocol):
+    """Dense side and the mesh. Names in `state` are the single-process parameter names. `Strategy(config)`."""
+
+    Config: ClassVar[type[ComponentConfig]]
+    rank: int
+    world: int
+    device: torch.device
+
+    def setup(self, model: nn.Module, embedding: Embedding, plan: Any = None) -> nn.Module:
+        """Place (wrap, shard) the model; returns the module to call."""
+        ...
+
+    def sum_counts(self, counts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """All-reduced denominators of one optimiser step."""
+        ...
+
+    def backward(self, sums: Mapping[str, Tensor], counts: Mapping[str, Tensor], weights: Mapping[str, float]) -> None:
+        """Gradients of sum over tasks of weight * sum / count, count being the whole step's over all ranks."""
+        ...
+
+    def clip(self, max_norm: float) -> Tensor:
+        """Scale the dense gradients to the global norm; returns the norm before. Tables are outside of it."""
+        ...
+
+    def agree_done(self, done: bool) -> bool:
+        """True when every rank is done: ranks with unequal batch counts never hang."""
+        ...
+
+    def gather(self, value: Any) -> list[Any]:
+        """The value of every rank, on every rank, in rank order (metric states)."""
+        ...
+
+    def state(self) -> dict[str, Tensor]:
+        """Dense parameters and buffers, whole, by single-process name."""
+        ...
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Inverse of `state`."""
+        ...
+
+
+class Batcher(Protocol):
+    """Orders or groups a reader's batches before the trainer takes them. `Batcher(config)`."""
+
+    Config: ClassVar[type[ComponentConfig]]
+
+    def __call__(self, batches: Iterator[Batch]) -> Iterator[Batch]: ...
+
+
+class Planner(Protocol):
+    """Recipe and topology -> plan, without a GPU. `Planner(config)`."""
+
+    Config: ClassVar[type[ComponentConfig]]
+
+    def plan(self, recipe: Any, topology: Any, constraints: Mapping[str, Any]) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Found:
+    """Answer of a store: `values` (n, width), `time` (n,) seconds, `version` (n,), `found` (n,) bool."""
+
+    values: Tensor
+    time: Tensor
+    version: Sequence[str]
+    found: Tensor
+
+
+class Store(Protocol):
+    """Representations with version and time. `Store(config, clock=Callable[[], float])`."""
+
+    Config: ClassVar[type[ComponentConfig]]
+
+    def put(self, space: str, keys: Sequence[str], values: Tensor, time: Tensor, version: str) -> None: ...
+
+    def get(self, space: str, keys: Sequence[str], now: float) -> Found: ...
+
+    def history(self, space: str, users: Sequence[str], before: Tensor, limit: int, retention: float) -> Jagged:
+        """Entries strictly before `before`, newest first, at most `limit`, not older than `retention` seconds."""
+        ...
+
+
+class Transfer(Protocol):
+    """One arm of the distillation report. `Transfer(config, schema=Schema)`."""
+
+    Config: ClassVar[type[ComponentConfig]]
+
+    def columns(self) -> Sequence[str]:
+        """Features that this arm adds to the schema."""
+        ...
+
+    def loss(self, output: Output, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]: ...
+
+    def report(self) -> dict[str, Any]: ...
+
+
+class Metric(Protocol):
+    """Accumulated on the device without a host sync, merged exactly over ranks. `Metric(config, schema=Schema)`."""
+
+    Config: ClassVar[type[ComponentConfig]]
+
+    def update(self, logits: Mapping[str, Tensor], batch: Batch) -> None: ...
+
+    def state(self) -> Any:
+        """What `merge` of another rank takes."""
+        ...
+
+    def merge(self, states: Sequence[Any]) -> None: ...
+
+    def compute(self) -> dict[str, float]:
+        """Names like "purchase/ne", "purchase/display/auc", "joint/ne"."""
+        ...
+
+
+@runtime_checkable
+class Tracker(Protocol):
+    """Where scalars, texts and figures go; only rank 0 has trackers. `Tracker(config, folder=Path, resume=bool)`."""
+
+    Config: ClassVar[type[ComponentConfig]]
+
+    def scalars(self, step: int, values: Mapping[str, float], kind: str = "train") -> None: ...
+
+    def text(self, step: int, name: str, value: str) -> None: ...
+
+    def figure(self, step: int, name: str, figure: Any) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Callback:
+    """Trainer events; override what is needed. `Callback(config)`. Raising `StopTraining` ends the run cleanly."""
+
+    Config: ClassVar[type[ComponentConfig]]
+
+    def on_start(self, trainer: Any) -> None:
+        """Before the first step, after a checkpoint (if any) was loaded."""
+
+    def on_step(self, trainer: Any, step: int) -> None:
+        """After an optimiser step."""
+
+    def on_evaluate(self, trainer: Any, step: int, metrics: Mapping[str, float]) -> None:
+        """After an evaluation on the validation split."""
+
+    def on_end(self, trainer: Any) -> None:
+        """After the last step, before trackers close."""
+
+
+class StopTraining(Exception):  # noqa: N818 - a signal, not an error
+    """Raised by a callback: evaluate, save and end with exit code 0."""
+
+
+OpBackendFactory = Callable[[], Any]

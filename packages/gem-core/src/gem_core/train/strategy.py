@@ -1,0 +1,75 @@
+"""The dense side on one device in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from gem_core.errors import ConfigError, DataError
+from gem_core.protocols import ComponentConfig, Embedding
+
+
+class SingleProcess:
+    """One process, one device: nothing is wrapped, nothing communicated."""
+
+    class Config(ComponentConfig):
+        """`device`: "auto" takes a GPU where there is one."""
+
+        device: Literal["auto", "cpu", "cuda"] = "auto"
+
+    rank = 0
+    world = 1
+
+    def __init__(self, config: Config) -> None:
+        available = torch.cuda.is_available()
+        if config.device == "cuda" and not available:
+            raise ConfigError('parallel.strategy.device is "cuda", but torch finds no GPU: use "cpu" or "auto"')
+        self.device = torch.device("cuda" if available and config.device != "cpu" else "cpu")
+        self._model: nn.Module = nn.Identity()
+
+    def setup(self, model: nn.Module, embedding: Embedding, plan: Any = None) -> nn.Module:
+        """Move the model to the device; returns it."""
+        if plan is not None:
+            raise ConfigError('strategy "single" follows no plan: remove parallel.plan')
+        self._model = model.to(self.device)
+        return self._model
+
+    def sum_counts(self, counts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The counts themselves: there is one rank."""
+        return dict(counts)
+
+    def backward(self, sums: Mapping[str, Tensor], counts: Mapping[str, Tensor], weights: Mapping[str, float]) -> None:
+        """Gradients of sum over tasks of weight * sum / count; a task without rows in the step adds nothing."""
+        # A count of 0 comes with a sum of 0; adding 1 to it keeps the quotient 0.
+        total = torch.stack([weights[t] * s / (counts[t] + (counts[t] == 0)) for t, s in sums.items()]).sum()
+        total.backward()  # type: ignore[no-untyped-call]
+
+    def clip(self, max_norm: float) -> Tensor:
+        """Scale the dense gradients to the global norm; returns the norm before (infinite `max_norm` only measures)."""
+        return nn.utils.clip_grad_norm_(self._model.parameters(), max_norm)
+
+    def agree_done(self, done: bool) -> bool:
+        """`done`."""
+        return done
+
+    def gather(self, value: Any) -> list[Any]:
+        """`[value]`."""
+        return [value]
+
+    def state(self) -> dict[str, Tensor]:
+        """Parameters and buffers by name."""
+        return dict(self._model.state_dict())
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Copy a state in.
+
+        Raises:
+            DataError: names or shapes that are not the model's.
+        """
+        try:
+            self._model.load_state_dict(dict(state))
+        except RuntimeError as error:
+            raise DataError(f"the stored dense parameters are not this model's: {error}") from error
