@@ -25,7 +25,8 @@ class DataError(GemError, ValueError):
 def nearest(name: str, valid: Iterable[str]) -> str:
     """A hint for a mistyped `name`: `; did you mean "x"?` or the valid names when nothing is close."""
     names = sorted(valid)
-    close = difflib.get_close_matches(name, names, n=1)
+    folded = {each.lower(): each for each in names}
+    close = difflib.get_close_matches(name.lower(), folded, n=1)
     if close:
-        return f'; did you mean "{close[0]}"?'
+        return f'; did you mean "{folded[close[0]]}"?'
     return f"; valid: {', '.join(names)}" if names else ""

@@ -260,7 +260,10 @@ class Transfer(Protocol):
 
 
 class Metric(Protocol):
-    """Accumulated on the device without a host sync, merged exactly over ranks. `Metric(config, schema=Schema)`."""
+    """Accumulated on the device without a host sync, merged exactly over ranks. `Metric(config, schema=Schema, exact=bool)`.
+
+    `exact`: for an evaluation pass, where memory may grow with the rows; else for a window of training.
+    """
 
     Config: ClassVar[type[ComponentConfig]]
 
@@ -279,7 +282,11 @@ class Metric(Protocol):
 
 @runtime_checkable
 class Tracker(Protocol):
-    """Where scalars, texts and figures go; only rank 0 has trackers. `Tracker(config, folder=Path, resume=bool)`."""
+    """Where scalars, texts and figures go; only rank 0 has trackers. `Tracker(config, folder=Path, resume=int)`.
+
+    `resume`: step of the checkpoint that the run goes on from, 0 for a new run. Kinds of scalars: "train" (what a seed
+    fixes), "speed" (what the machine adds, for the same step), "validation", "test".
+    """
 
     Config: ClassVar[type[ComponentConfig]]
 

@@ -150,7 +150,7 @@ class Recipe(_Section):
 
     def to_yaml(self) -> str:
         """The resolved recipe as YAML."""
-        return yaml.safe_dump(self.dump(), sort_keys=False, allow_unicode=True)
+        return yaml.safe_dump(self.dump(), sort_keys=False)  # escaped: PyYAML reads some bare characters back wrong
 
 
 def parse(value: Mapping[str, Any], where: str = "recipe", overrides: Mapping[Loc, str] | None = None) -> Recipe:

@@ -183,6 +183,9 @@ class Schema(_Part):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         names = [*self.dense, *self.sparse, *self.vectors]
+        for name in (*names, *self.events, *self.objectives, *(f for e in self.events.values() for f in e.fields)):
+            if not name or "." in name or "/" in name:
+                raise ValueError(f'name {name!r}: names must not be empty or hold "." or "/", which separate names')
         twice = sorted({n for n in names if names.count(n) > 1})
         if twice:
             raise ValueError(f"feature {twice[0]!r} is declared in more than one of dense, sparse, vectors")

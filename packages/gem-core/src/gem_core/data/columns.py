@@ -31,11 +31,13 @@ class Source:
     Attributes:
         name: the file, or what the rows are called where there is no file.
         rows: 0-based number in the file of each row; None where they run on from `first`.
+        columns: all columns of the file, where the table has only some of them.
     """
 
     name: str
     first: int = 0
     rows: Ints | None = None
+    columns: tuple[str, ...] = ()
 
     def numbers(self, n: int) -> Ints:
         """(n,) 0-based numbers of the rows in the file."""
@@ -43,7 +45,7 @@ class Source:
 
     def take(self, index: Ints, n: int) -> Source:
         """The source of rows `index` of a table of `n` rows."""
-        return Source(self.name, rows=self.numbers(n)[index])
+        return Source(self.name, rows=self.numbers(n)[index], columns=self.columns)
 
     def at(self, i: int) -> str:
         """The place of row `i`."""
@@ -191,7 +193,7 @@ def column(table: pa.Table, name: str, role: str, source: Source) -> Column:
     """
     names: Sequence[str] = table.column_names
     if name not in names:
-        raise DataError(f'{source.name}: no column "{name}" ({role}){nearest(name, names)}')
+        raise DataError(f'{source.name}: no column "{name}" ({role}){nearest(name, source.columns or names)}')
     if names.count(name) > 1:
         raise DataError(f'{source.name}: two columns are called "{name}" ({role})')
     chunks = [_plain(c) for c in table.column(name).chunks]

@@ -6,7 +6,6 @@ Parquet and a request in JSON agree. "007" and "4.0" are texts.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from hashlib import blake2b
 
@@ -42,11 +41,6 @@ def split_decimals(distinct: pa.Array) -> tuple[Ints, Bools]:
         if _MIN <= value <= _MAX:
             integers[i], short[i] = value, True
     return integers, short
-
-
-def is_decimal(value: str | int) -> bool:
-    """Whether `split_decimals` takes the value for an integer."""
-    return isinstance(value, int) or (re.match(_DECIMAL, value) is not None and _MIN <= int(value) <= _MAX)
 
 
 def keys(distinct: pa.Array) -> Ints:
@@ -88,23 +82,24 @@ def _text_hash(text: str) -> int:
 
 
 class Vocabulary:
-    """Known values in order; `lookup` gives their index."""
+    """Known values in order; `lookup` gives their index.
+
+    Kept as sorted 64-bit keys: a look-up costs O(n log V) however few the values (a hash set would be rebuilt for
+    each request of a server).
+    """
 
     def __init__(self, values: Sequence[str | int]) -> None:
-        self.of_integers = all(is_decimal(v) for v in values)
-        kind = pa.int64() if self.of_integers else pa.string()
-        self.values = pa.array([int(v) for v in values] if self.of_integers else [str(v) for v in values], kind)
+        own = keys(pa.array([str(v) for v in values], pa.string()))
+        self._order = np.argsort(own, kind="stable")
+        self._sorted = own[self._order]
 
     def __len__(self) -> int:
-        return len(self.values)
+        return len(self._sorted)
 
     def lookup(self, distinct: pa.Array) -> Ints:
         """(n,) index of each value, -1 for one that is not known."""
-        if self.of_integers:
-            integers, decimal = split_decimals(distinct)
-            wanted = pa.array(integers, mask=~decimal)
-        else:
-            wanted = distinct.cast(pa.string())
-        found = pc.index_in(wanted, value_set=self.values)
-        out: Ints = pc.fill_null(found, -1).to_numpy(zero_copy_only=False).astype(np.int64)
-        return out
+        if not len(self):
+            return np.full(len(distinct), -1, np.int64)
+        wanted = keys(distinct)
+        place = np.minimum(np.searchsorted(self._sorted, wanted), len(self) - 1)
+        return np.where(self._sorted[place] == wanted, self._order[place], -1)

@@ -15,7 +15,7 @@ from gem_core.data.batch import Batch, Jagged
 from gem_core.errors import ConfigError
 from gem_core.model.features import FeatureConfig, FeatureTokens, Tokens, truncate
 from gem_core.model.heads import Heads
-from gem_core.model.layers import MLP, linear_macs
+from gem_core.model.layers import ByName, MLP, linear_macs
 from gem_core.protocols import ComponentConfig, Embedding, Output
 from gem_core.schema import Schema
 
@@ -64,20 +64,13 @@ class DIN(nn.Module):
         super().__init__()
         self.config = config
         dim = config.features.embedding_dim
-        keys = [f"{e}.{n}" for e, t in schema.events.items() for n, f in t.fields.items() if f.kind == "sparse"]
+        self.fields = _matching_fields(schema, config.features.match_only)
+        keys = [key for pairs in self.fields.values() for key, _ in pairs]
         self.features = FeatureTokens(schema, config.features, dim, keys)
         object.__setattr__(self, "embedding", embedding)
         embedding.setup(self.features.tables)
-        # Event fields that the ad has too are compared with the ad's; the others of an event only weigh in by their sum.
-        self.fields: dict[str, list[tuple[str, str]]] = {}
-        for event in schema.events:
-            tables = {schema.table_of(n): n for n in self.features.sparse["row"] if n not in self.features.multi}
-            pairs = [(k, tables.get(schema.table_of(k), "")) for k in self.features.event_keys if k.startswith(f"{event}.")]
-            if any(feature for _, feature in pairs):
-                self.fields[event] = [(k, f) for k, f in pairs if f]
         widths = {e: sum(self.features.widths[k] for k, _ in pairs) for e, pairs in self.fields.items()}
-        self.attention = nn.ModuleDict({e: TargetAttention(w, config.attention_hidden) for e, w in widths.items()})
-        self.features.event_keys = [k for pairs in self.fields.values() for k, _ in pairs]
+        self.attention = ByName({e: TargetAttention(w, config.attention_hidden) for e, w in widths.items()})
         tokens = (self.features.tokens["request"] + self.features.tokens["row"]) * dim
         self.mlp = MLP([tokens + 2 * sum(widths.values()), *config.hidden], config.dropout)
         skip = self.features.dense_width("row") + self.features.dense_width("request") if config.dense_skip else 0
@@ -115,6 +108,19 @@ class DIN(nn.Module):
         out["mlp"] = 2 * batch.rows * linear_macs(self.mlp)
         out["heads"] = 2 * batch.rows * self.heads.macs()
         return out
+
+
+def _matching_fields(schema: Schema, left_out: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
+    """Per event type its (key, row feature) pairs: what an event shares with the ad is compared with the ad's."""
+    row = [n for n, f in schema.sparse.items() if f.level == "row" and not f.multi and n not in left_out]
+    tables = {schema.table_of(name): name for name in row}
+    out: dict[str, list[tuple[str, str]]] = {}
+    for event, kind in schema.events.items():
+        keys = [f"{event}.{n}" for n, f in kind.fields.items() if f.kind == "sparse" and f"{event}.{n}" not in left_out]
+        pairs = [(key, tables[schema.table_of(key)]) for key in keys if schema.table_of(key) in tables]
+        if pairs:
+            out[event] = pairs
+    return out
 
 
 def _check_hidden(model: str, asked: Sequence[str], known: Sequence[str]) -> None:

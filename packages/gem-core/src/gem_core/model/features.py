@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from gem_core.data.batch import Batch, Jagged
 from gem_core.errors import ConfigError, nearest
-from gem_core.model.layers import PiecewiseLinear
+from gem_core.model.layers import ByName, PiecewiseLinear
 from gem_core.protocols import ComponentConfig, Table
 from gem_core.schema import UNSEEN, Schema
 
@@ -84,6 +84,7 @@ class FeatureTokens(nn.Module):
             level: [n for n in schema.names("sparse", level) if n not in config.match_only]
             for level in ("request", "row")
         }
+        self.vector_names = {"request": schema.names("vectors", "request"), "row": schema.names("vectors", "row")}
         self.multi = {name for name, feature in schema.sparse.items() if feature.multi}
         self.event_keys = [key for key in event_keys if key not in config.match_only]
         self.widths = {key: self._dim(schema, key) for key in (*schema.sparse, *event_keys)}
@@ -93,10 +94,10 @@ class FeatureTokens(nn.Module):
             if (used := [k for k in keys if k in self.sparse["request"] + self.sparse["row"] + self.event_keys])
         ]
         fitted = schema.require_fitted()
-        self.encoders = nn.ModuleDict()
-        self.dense = nn.ModuleDict()
-        self.vectors = nn.ModuleDict()
-        self.project = nn.ModuleDict()
+        self.encoders = ByName()
+        self.dense = ByName()
+        self.vectors = ByName()
+        self.project = ByName()
         self.tokens = {"request": 0, "row": 1}
         for level in ("request", "row"):
             names = schema.names("dense", level)
@@ -109,7 +110,7 @@ class FeatureTokens(nn.Module):
                 if self.widths[name] != dim:
                     self.project[name] = nn.Linear(self.widths[name], dim, bias=False)
                 self.tokens[level] += 1
-            for name in schema.names("vectors", level):
+            for name in self.vector_names[level]:
                 self.vectors[name] = nn.Linear(schema.vectors[name].width, dim)
                 self.tokens[level] += 1
         self.surface = nn.Parameter(torch.randn(len(schema.surface_names()), dim) * 0.1)
@@ -147,22 +148,22 @@ class FeatureTokens(nn.Module):
     def forward(self, batch: Batch, looked: Mapping[str, Tensor]) -> Tokens:
         row_dense = self.dropout(self.encoders["row"](batch.dense))
         request_dense = self.dropout(self.encoders["request"](batch.request_dense))
-        request = self._level("request", batch.requests, request_dense, batch.request_vectors, looked)
-        rows = self._level("row", batch.rows, row_dense, batch.vectors, looked)
+        request = self._level("request", request_dense, batch.request_vectors, looked)
+        rows = self._level("row", row_dense, batch.vectors, looked)
         rows.append(self.surface[batch.surface].unsqueeze(1))
         nothing = row_dense.new_zeros(batch.requests, 0, self.dim)
         return Tokens(torch.cat([nothing, *request], 1), torch.cat(rows, 1), request_dense, row_dense)
 
     def _level(
-        self, level: str, n: int, dense: Tensor, vectors: Mapping[str, Tensor], looked: Mapping[str, Tensor]
+        self, level: str, dense: Tensor, vectors: Mapping[str, Tensor], looked: Mapping[str, Tensor]
     ) -> list[Tensor]:
         tokens = []
         if level in self.dense:
-            tokens.append(self.dense[level](dense).view(n, -1, self.dim))
+            tokens.append(self.dense[level](dense).unflatten(1, (-1, self.dim)))
         for name in self.sparse[level]:
             x = looked[name]
             tokens.append((self.project[name](x) if name in self.project else x).unsqueeze(1))
-        tokens += [self.vectors[name](x).unsqueeze(1) for name, x in vectors.items()]
+        tokens += [self.vectors[name](vectors[name]).unsqueeze(1) for name in self.vector_names[level]]
         return tokens
 
     def macs(self, rows: int, requests: int) -> int:
@@ -173,7 +174,8 @@ class FeatureTokens(nn.Module):
             if level in self.dense:
                 total += n * self.dense[level].weight.numel()
             total += n * sum(self.project[k].weight.numel() for k in self.sparse[level] if k in self.project)
-        return total + sum(m.weight.numel() for m in self.vectors.values()) * rows
+            total += n * sum(self.vectors[name].weight.numel() for name in self.vector_names[level])
+        return total
 
 
 def _drop_ids(ids: Tensor | Jagged, rate: float) -> Tensor | Jagged:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from gem_core.model.layers import MLP, linear_macs
+from gem_core.model.layers import ByName, MLP, linear_macs
 from gem_core.schema import Schema
 
 
@@ -25,7 +25,7 @@ class Heads(nn.Module):
     def __init__(self, schema: Schema, width: int, hidden: Sequence[int], skip: int = 0, dropout: float = 0.0) -> None:
         super().__init__()
         self.tasks = list(schema.objectives)
-        self.heads = nn.ModuleDict({task: MLP([width, *hidden, 1], dropout) for task in self.tasks})
+        self.heads = ByName({task: MLP([width, *hidden, 1], dropout) for task in self.tasks})
         self.skip = nn.Linear(skip, len(self.tasks), bias=False) if skip else None
         if self.skip is not None:
             nn.init.zeros_(self.skip.weight)

@@ -25,7 +25,7 @@ from gem_core.data.batch import Batch, Jagged
 from gem_core.errors import ConfigError, nearest
 from gem_core.model.features import FeatureConfig, FeatureTokens, Tokens, truncate
 from gem_core.model.heads import Heads
-from gem_core.model.layers import MLP, TokenMap, linear_macs, rms_unit
+from gem_core.model.layers import ByName, MLP, TokenMap, linear_macs, rms_unit
 from gem_core.model.match import MatchCounts
 from gem_core.model.tower import Tower, TowerConfig, TowerState, truncated_events
 from gem_core.model.wukong import WukongConfig, WukongExperts
@@ -40,7 +40,8 @@ class KunlunConfig(ComponentConfig):
         dim, layers: D and depth of the trunk. compressed_tokens: R.
         experts, combine: M Wukong experts and how their outputs join.
         tower: the towers' settings; towers: changes per event type (null leaves the type out).
-        conditioning: what makes the GDPA weights: "request" (once per request) or "full" (with the ad, once per row).
+        conditioning: what makes the GDPA weights: "request" (once per request) or "full" (with the ad, once per row; also
+            where the schema has no request features).
         comp_skip: even layers without self-attention, odd ones without pooling and feed-forward.
         match_bins: bins of age of the match tokens (0: none). match_tokens: tokens that they give.
         objective_tokens: a token of its own for each objective.
@@ -140,7 +141,7 @@ class Kunlun(nn.Module):
         tokens = request_tokens + row_tokens + (len(schema.objectives) if config.objective_tokens else 0)
         full = config.conditioning == "full" or request_tokens == 0
         self.full = full
-        self.towers = nn.ModuleDict(
+        self.towers = ByName(
             {
                 event: Tower(
                     schema, event, tower, widths, config.dim, row_tokens, config.compressed_tokens, config.layers,
@@ -185,7 +186,7 @@ class Kunlun(nn.Module):
         counts = self.match(batch) if self.match is not None else None
         rows = tokens.rows
         if counts is not None and self.match_map is not None:
-            rows = torch.cat([rows, self.match_map(counts).view(batch.rows, -1, self.config.dim)], 1)
+            rows = torch.cat([rows, self.match_map(counts).unflatten(1, (-1, self.config.dim))], 1)
         states = {e: t.start(batch, events[e], looked, rows, self.full) for e, t in towers.items()}
         x = self._all_tokens(batch, tokens, rows)
         for index, layer in enumerate(self.layers):
@@ -246,9 +247,7 @@ class Kunlun(nn.Module):
         for event, tower in self._towers().items():
             lengths = self._lengths(batch)[event]
             of_rows = lengths[batch.request]
-            parts = tower.macs(of_rows if self.full else lengths, rows, int(of_rows.sum()), self.full)
-            if self.full:
-                parts["embed"] = int(lengths.sum()) * tower.embed.macs()
+            parts = tower.macs(int(lengths.sum()), of_rows if self.full else lengths, rows, int(of_rows.sum()))
             out |= {f"{event}.{part}": 2 * macs for part, macs in parts.items()}
         trunk = 0
         for layer in self.layers:

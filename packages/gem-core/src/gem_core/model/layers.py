@@ -40,6 +40,13 @@ class MLP(nn.Sequential):
         super().__init__(*layers)
 
 
+class ByName(nn.ModuleDict):
+    """Modules by names that users choose: a plain ModuleDict refuses those of its own attributes ("type", "items")."""
+
+    def __setitem__(self, key: str, module: nn.Module) -> None:
+        self._modules[key] = module
+
+
 def linear_macs(module: nn.Module) -> int:
     """Multiply-adds per position of all `nn.Linear` inside a module."""
     return sum(m.weight.numel() for m in module.modules() if isinstance(m, nn.Linear))

@@ -1,8 +1,8 @@
 """Match tokens: for each ad, when the user's events shared its item, type, brand, ... - exact target awareness, linear in
 the number of events.
 
-For every sparse event field that shares a table with a single-valued row feature, the events of a row's request that
-have the row's id are counted per logarithmic bin of age. The counts have no gradient; a linear map makes tokens of them.
+For every sparse event field and single-valued row feature that share a table, the events of a row's request that have
+the row's id are counted per logarithmic bin of age. The counts have no gradient; a linear map makes tokens of them.
 
 Shape letters: B rows, Q requests, T events, P (row, event) pairs.
 """
@@ -19,17 +19,16 @@ from gem_core.schema import FIRST_KNOWN, Schema
 
 
 def matched_fields(schema: Schema) -> list[tuple[str, str, str]]:
-    """(event type, field, row feature) of every field that can match: one table, one value per row."""
-    single = {
-        schema.table_of(name): name for name, f in schema.sparse.items() if f.level == "row" and not f.multi
-    }
-    out = []
-    for key in schema.sparse_keys():
-        event, _, name = key.partition(".")
-        feature = single.get(schema.table_of(key))
-        if name and feature is not None:
-            out.append((event, name, feature))
-    return out
+    """(event type, field, row feature) of every pair that can match: one table, one value per row."""
+    single = [name for name, f in schema.sparse.items() if f.level == "row" and not f.multi]
+    return [
+        (event, name, feature)
+        for event, kind in schema.events.items()
+        for name, field in kind.fields.items()
+        if field.kind == "sparse"
+        for feature in single
+        if schema.table_of(feature) == schema.table_of(f"{event}.{name}")
+    ]
 
 
 class MatchCounts(nn.Module):

@@ -31,7 +31,9 @@ class GdpaFeedForward(nn.Module):
         self.heads, self.hidden, self.width, self.activation = heads, hidden, width, activation
         self.key = TokenMap(tokens, hidden)
         self.value = TokenMap(tokens, hidden)
-        self.resize = nn.Linear(dim, width, bias=False) if dim != width else nn.Identity()
+        self.resize = nn.Identity() if dim == width else nn.Linear(dim, width, bias=False)
+        if isinstance(self.resize, nn.Linear):
+            nn.init.normal_(self.resize.weight, std=dim**-0.5)  # unit rows stay so
 
     def forward(self, sequence: Sequence, xsum: Tensor) -> Sequence:
         x = self.resize(rms_unit(xsum))
@@ -76,7 +78,7 @@ class SequenceAttention(nn.Module):
 
     def forward(self, sequence: Sequence) -> Sequence:
         x = sequence.values
-        qkv = self.qkv(self.norm(x)).view(x.shape[0], 3, self.heads, -1)
+        qkv = self.qkv(self.norm(x)).view(x.shape[0], 3, self.heads, x.shape[1] // self.heads)
         q, k, v = qkv[:, 0], qkv[:, 1], qkv[:, 2].contiguous()
         if self.rote is not None:
             q, k = self.rote(q, sequence), self.rote(k, sequence)
@@ -98,8 +100,9 @@ class SequenceAttention(nn.Module):
         width = self.out.weight.shape[0]
         n = lengths.double()
         if self.kind == "block":
-            whole, rest = n // self.size, n % self.size
-            pairs = whole * self.size**2 + rest**2 if not self.shift else n * self.size
+            first = torch.clamp(n, max=self.size - self.shift)  # borders are moved to the left
+            whole, rest = (n - first) // self.size, (n - first) % self.size
+            pairs = first**2 + whole * self.size**2 + rest**2
         elif self.kind == "window":
             # Rows away from both ends see 2 w + 1 events; each end misses w (w + 1) / 2.
             w = torch.clamp(n - 1, max=self.size)

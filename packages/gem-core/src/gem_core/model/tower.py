@@ -199,11 +199,11 @@ class Tower(nn.Module):
         if str(layer) in self.attention:
             state.sequence = self.attention[str(layer)](state.sequence)
 
-    def macs(self, lengths: Tensor, rows: int, pairs: int, full: bool) -> dict[str, int]:
-        """Multiply-adds by part; `lengths` of the sequences as this tower runs them, `pairs` the sum of events over rows."""
+    def macs(self, embedded: int, lengths: Tensor, rows: int, pairs: int) -> dict[str, int]:
+        """Multiply-adds by part; `embedded` events (once per request), `lengths` of the sequences as this tower runs
+        them, `pairs` the sum of events over rows."""
         events, sequences = int(lengths.sum()), lengths.numel()
         c = self.config
-        embedded = events if not full else events * 1
         pooling = sum(
             p.macs(rows, sequences, events, pairs, c.target_queries)
             for p in self.pool.values()

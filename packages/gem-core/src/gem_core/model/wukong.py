@@ -11,6 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from gem_core.errors import ConfigError
 from gem_core.model.layers import MLP, TokenMap, linear_macs
 from gem_core.protocols import ComponentConfig
 
@@ -86,6 +87,8 @@ class WukongExperts(nn.Module):
         self, tokens_in: int, dim: int, experts: int, combine: Literal["sum", "concat"], config: WukongConfig
     ) -> None:
         super().__init__()
+        if experts > tokens_in:
+            raise ConfigError(f"model.experts: expected at most one expert per token ({tokens_in}), found {experts}")
         self.parts = [list(range(m, tokens_in, experts)) for m in range(experts)]
         self.combine = combine
         self.experts = nn.ModuleList(WukongBlock(len(part), dim, config) for part in self.parts)

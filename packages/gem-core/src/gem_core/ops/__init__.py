@@ -5,6 +5,7 @@ picked per call: `set_backends` or `use_backend`, else the environment variable 
 This package imports torch and the standard library only.
 """
 
+import gem_core.ops.flops  # noqa: F401 - registers the formulas of torch.utils.flop_counter
 from gem_core.ops.activations import ACTIVATIONS
 from gem_core.ops.dispatch import (
     OpBackend,
@@ -23,17 +24,17 @@ from gem_core.ops.pointwise import gdpa, gdpa_ffn, hstu_attention
 from gem_core.ops.rotary import rote
 from gem_core.ops.softmax import block_attention, jagged_attention, seed_attention
 
-_REFERENCES = {
-    "jagged_attention": "JaggedReference",
-    "block_attention": "BlockReference",
-    "seed_attention": "SeedReference",
-    "gdpa": "GdpaReference",
-    "gdpa_ffn": "FfnReference",
-    "hstu_attention": "HstuReference",
-    "rote": "RoteReference",
-}
-for _op, _name in _REFERENCES.items():
-    register_backend(_op, "reference", f"gem_core.ops.reference:{_name}", priority=0)
+for _op, _class in {
+    "jagged_attention": "Jagged",
+    "block_attention": "Block",
+    "seed_attention": "Seed",
+    "gdpa": "Gdpa",
+    "gdpa_ffn": "Ffn",
+    "hstu_attention": "Hstu",
+    "rote": "Rote",
+}.items():
+    register_backend(_op, "reference", f"gem_core.ops.reference:{_class}Reference", priority=0)
+    register_backend(_op, "ragged", f"gem_core.ops.ragged:Ragged{_class}", priority=10)
 
 __all__ = [
     "ACTIVATIONS",

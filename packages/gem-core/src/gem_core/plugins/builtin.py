@@ -26,6 +26,18 @@ def gem_register_model(register: Register) -> None:
 
 
 @hookimpl
+def gem_register_op(register: Register) -> None:
+    # gem_core.ops, which may import nothing of ours, offers these itself; here they are listed, and their names taken.
+    register("jagged_attention:reference", "gem_core.ops.reference:JaggedReference")
+    register("block_attention:reference", "gem_core.ops.reference:BlockReference")
+    register("seed_attention:reference", "gem_core.ops.reference:SeedReference")
+    register("gdpa:reference", "gem_core.ops.reference:GdpaReference")
+    register("gdpa_ffn:reference", "gem_core.ops.reference:FfnReference")
+    register("hstu_attention:reference", "gem_core.ops.reference:HstuReference")
+    register("rote:reference", "gem_core.ops.reference:RoteReference")
+
+
+@hookimpl
 def gem_register_precision(register: Register) -> None:
     register("fp32", "gem_core.train.precision:Float32")
     register("bf16", "gem_core.train.precision:BFloat16")

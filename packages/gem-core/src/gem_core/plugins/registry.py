@@ -10,7 +10,7 @@ import re
 import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +20,18 @@ from gem_core.errors import ConfigError, GemError, nearest
 from gem_core.plugins import hooks
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gem_core.ops import OpBackend, OpSpec, Saved
     from gem_core.validation import Loc
 
 PREFIX = "gem_register_"
 KINDS = tuple(n.removeprefix(PREFIX) for n in vars(hooks) if n.startswith(PREFIX))
 
 BUILTIN = "gem_core.plugins.builtin"
+
+PLUGIN_PRIORITY = 100
+"""Of a plugin's op backend: above every built-in one."""
 
 GIVEN_BY = {
     "op": {"triton": "gem-kernels[triton]", "cpu": "gem-kernels", "mx": "gem-kernels"},
@@ -88,6 +94,28 @@ class Entry:
                 f"(gem_core.protocols): it lacks {', '.join(missing)}"
             )
         return cls
+
+
+class _LazyBackend:
+    """An `OpBackend` that is imported at its first call, so that one that cannot be is named with its owner."""
+
+    def __init__(self, entry: Entry) -> None:
+        self._entry = entry
+
+    @cached_property
+    def _backend(self) -> OpBackend:
+        target = self._entry.load()
+        backend: OpBackend = target() if isinstance(target, type) else target
+        return backend
+
+    def supports(self, spec: OpSpec) -> str | None:
+        return self._backend.supports(spec)
+
+    def forward(self, *tensors: Tensor | None, **options: Any) -> tuple[Tensor, ...]:
+        return self._backend.forward(*tensors, **options)
+
+    def backward(self, saved: Saved, grad: Tensor, **options: Any) -> tuple[Tensor, ...]:
+        return self._backend.backward(saved, grad, **options)
 
 
 @dataclass(frozen=True)
@@ -204,6 +232,19 @@ class Registry:
         if installed and "[" not in package:
             raise ConfigError(f"{what} is given by {package}, not by the release installed, {installed}: pip install -U {package}{note}")
         raise ConfigError(f"{what} is not installed: pip install {package}{note}")
+
+    def install_ops(self) -> None:
+        """Offer the plugins' op backends to gem_core.ops: asked before the built-in ones. Twice is as good as once."""
+        from gem_core import ops
+
+        for name, entry in self.entries["op"].items():
+            op, _, backend = name.partition(":")
+            if backend in ops.registered().get(op, ()):
+                continue
+            try:
+                ops.register_backend(op, backend, _LazyBackend(entry), priority=PLUGIN_PRIORITY)
+            except ConfigError as error:
+                raise ConfigError(f"plugin {entry.plugin}: {error}") from error
 
     def config(
         self,

@@ -6,6 +6,7 @@ histogram of logits in constant memory, or, where exactness is asked for, from a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from gem_core.data.batch import Batch
 from gem_core.protocols import ComponentConfig
 from gem_core.schema import Schema
-from gem_core.train.ranking import deciles, grouped_auc, histogram_auc
+from gem_core.train.ranking import decile_calibration, grouped_auc, histogram_auc
 
 RANGE = 12.0
 """The histogram spans logits -RANGE .. RANGE; what lies outside falls into the end bins."""
@@ -28,14 +29,14 @@ class RankingMetrics:
     """Names: "purchase/ne", "purchase/display/auc", "joint/ne"; a metric that is not defined (no rows, one class) is left out.
 
     Per task and per task and surface: `ne`, `logloss`, `auc`, `calibration` (predictions over labels), `rows`. Per task
-    also `base_rate`, the calibration of ten equal shares of the rows by prediction (`calibration_decile_0` lowest) and,
-    where exact, `gauc` (AUC per user, impression-weighted); else `auc_error`, the bound on what the histogram hides.
+    also `base_rate`, the calibration of ten equal shares of the rows by prediction ("purchase/decile_0/calibration" is the
+    lowest) and, where exact, `gauc` (AUC per user, impression-weighted); else `auc_error`, the most that the histogram hides.
     Joint: `ne` (total log-loss over total entropy), `logloss`.
     """
 
     class Config(ComponentConfig):
-        """`bins` of the histogram. `exact`: evaluations keep all rows for exact AUC, GAUC and deciles (24 bytes a row
-        and task); without it their memory is constant too. Training windows always use the histogram."""
+        """`bins` of the histogram. `exact`: evaluations keep all rows for exact AUC, GAUC and deciles (16 bytes a row
+        and 12 a row and task); without it their memory is constant too. Training windows always use the histogram."""
 
         bins: int = Field(4096, ge=16)
         exact: bool = True
@@ -108,16 +109,79 @@ class RankingMetrics:
         if self._sums is None or self._histogram is None:
             return {}
         sums, histogram = self._sums.cpu(), self._histogram.cpu()
-        out: dict[str, float] = {}
         rows = {key: value.cpu() for key, value in self._gathered().items()}
+        out: dict[str, float] = {}
         for index, task in enumerate(self.tasks):
-            out |= _summary(f"{task}", sums[index].sum(0))
-            if out.get(f"{task}/weight", 0) > 0:
-                out |= self._ranking(task, rows, histogram[index])
+            out |= _summary(task, sums[index].sum(0), base_rate=True)
             for place, surface in enumerate(self.surfaces):
                 out |= _summary(f"{task}/{surface}", sums[index, place])
-        out |= _joint(sums.sum(1))
-        return {name: value for name, value in out.items() if not name.endswith("/weight")}
+            if f"{task}/logloss" in out:
+                out |= self._exact(task, rows) if self.exact else self._from_histogram(task, histogram[index])
+        return out | _joint(sums.sum(1))
 
-    def _ranking(self, task: str, rows: Mapping[str, Tensor], histogram: Tensor) -> dict[str, float]:
-        return self._exact_ranking(task, rows) if self.exact else self._histogram_ranking(task, histogram)
+    def _exact(self, task: str, rows: Mapping[str, Tensor]) -> dict[str, float]:
+        counted = rows[f"{task}.weight"] > 0
+        weight, label, logit = (rows[f"{task}.{key}"][counted] for key in ("weight", "label", "logit"))
+        surface, user = rows["surface"][counted], rows["user"][counted]
+        out = {}
+        for place, name in enumerate(["", *(f"{s}/" for s in self.surfaces)]):
+            here = slice(None) if place == 0 else surface == place - 1
+            auc, _ = grouped_auc(logit[here], label[here], weight[here], torch.zeros_like(surface[here]))
+            if len(auc):
+                out[f"{task}/{name}auc"] = float(auc)
+        auc, impressions = grouped_auc(logit, label, weight, user)
+        if len(auc):
+            out[f"{task}/gauc"] = float((auc * impressions).sum() / impressions.sum())
+        order = logit.argsort(stable=True)
+        weight, label, probability = weight[order].double(), label[order], logit[order].double().sigmoid()
+        return out | _deciles(task, weight, label * weight, probability * weight)
+
+    def _from_histogram(self, task: str, histogram: Tensor) -> dict[str, float]:
+        out = {}
+        whole = histogram.sum(0)
+        for name, bins in [("", whole), *((f"{s}/", histogram[i]) for i, s in enumerate(self.surfaces))]:
+            found = histogram_auc(bins[:, 1], bins[:, 0] - bins[:, 1])
+            if found is not None:
+                out[f"{task}/{name}auc"], out[f"{task}/{name}auc_error"] = found
+        return out | _deciles(task, *whole[whole[:, 0] > 0].unbind(1))
+
+
+def _deciles(task: str, weight: Tensor, label: Tensor, prediction: Tensor) -> dict[str, float]:
+    shares = enumerate(decile_calibration(weight, label, prediction))
+    return {f"{task}/decile_{i}/calibration": value for i, value in shares if value is not None}
+
+
+def _entropy(weight: float, label: float) -> float:
+    """Total log-loss of predicting the base rate for every row."""
+    if not 0 < label < weight:
+        return 0.0
+    rate = label / weight
+    return -weight * (rate * math.log(rate) + (1 - rate) * math.log1p(-rate))
+
+
+def _summary(name: str, sums: Tensor, base_rate: bool = False) -> dict[str, float]:
+    """What follows from the (5,) sums of a task, or of one of its surfaces."""
+    rows, weight, label, prediction, loss = sums.tolist()
+    out = {f"{name}/rows": rows}
+    if weight > 0:
+        out[f"{name}/logloss"] = loss / weight
+        if base_rate:
+            out[f"{name}/base_rate"] = label / weight
+    if label > 0:
+        out[f"{name}/calibration"] = prediction / label
+    entropy = _entropy(weight, label)
+    if entropy > 0:
+        out[f"{name}/ne"] = loss / entropy
+    return out
+
+
+def _joint(sums: Tensor) -> dict[str, float]:
+    """From (tasks, 5) sums: total log-loss over total entropy of the tasks, and over total weight."""
+    weight, loss = float(sums[:, 1].sum()), float(sums[:, 4].sum())
+    entropy = math.fsum(_entropy(w, y) for _, w, y, _, _ in sums.tolist())
+    out = {"joint/rows": float(sums[:, 0].sum())}
+    if weight > 0:
+        out["joint/logloss"] = loss / weight
+    if entropy > 0:
+        out["joint/ne"] = loss / entropy
+    return out

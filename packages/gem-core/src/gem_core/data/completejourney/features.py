@@ -18,7 +18,7 @@ Columns = dict[str, NDArray[np.float32]]
 
 def ratio(a: NDArray[np.generic] | float, b: NDArray[np.generic]) -> NDArray[np.float64]:
     """a / b, NaN where b is 0."""
-    b = b.astype(np.float64)
+    a, b = np.broadcast_arrays(np.asarray(a, np.float64), np.asarray(b, np.float64))
     return np.divide(a, b, out=np.full(b.shape, np.nan), where=b != 0)
 
 

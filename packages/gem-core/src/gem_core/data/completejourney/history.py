@@ -67,6 +67,10 @@ class History:
         self.shown_mailer, self.chosen_mailer = (np.zeros((products, len(MAILER)), np.int32) for _ in range(2))
         self.past_promotions: list[NDArray[np.bool_]] = []  # (stores, products) of the last 4 weeks
 
+    def skip(self) -> None:
+        """Move over a week before the log."""
+        self.week += 1
+
     def absorb(self, promotions: Promotions) -> None:
         """Take in the purchases and promotions of `week`."""
         log, week, rows = self.log, self.week, self.log.purchases.of_week(self.week)

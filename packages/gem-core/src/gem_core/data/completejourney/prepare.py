@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from gem_core.data.completejourney import events, impressions, promotions, sends
 from gem_core.data.completejourney import log as logs
-from gem_core.data.completejourney.calendar import LAST_WEEK
+from gem_core.data.completejourney.calendar import FIRST_WEEK, LAST_WEEK
 from gem_core.data.completejourney.history import History
 from gem_core.data.completejourney.log import Log
 from gem_core.data.completejourney.manifest import Summary
@@ -93,14 +93,13 @@ def _build(
     progress("read", 0, LAST_WEEK)
     log = logs.load(source)
     keep = sample(log, households, seed)
-    rows = Rows(log)
+    history = History(log, int(sends.start_weeks(log).min(initial=FIRST_WEEK)))
+    rows = Rows(log, history)
     summary = Summary(log, keep, rows, described)
-    first = int(sends.start_weeks(log).min(initial=1))
     with RowWriter(folder / "rows.parquet", rows.schema) as writer:
-        for week in range(min(first, 1), 1):  # campaigns that started before the log: no history yet
-            history = History(log, week)
+        while history.week < FIRST_WEEK:  # campaigns that started before the log: no history yet
             writer.write(summary.add(rows.sends(history, summary.sent(sends.draw(history, keep, seed)))))
-        history = History(log)
+            history.skip()
         for week, shown in promotions.weeks(source, log, LAST_WEEK):
             tables = [rows.sends(history, summary.sent(sends.draw(history, keep, seed)))]
             if week >= impressions.FIRST_IMPRESSIONS:

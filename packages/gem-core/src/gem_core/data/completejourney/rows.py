@@ -32,16 +32,15 @@ def split_of_week(week: int) -> str:
 
 
 class Rows:
-    """Builds tables of one schema from impressions and sends."""
+    """Builds tables of one schema from impressions and sends. `empty`: a history that nothing was absorbed into."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: Log, empty: History) -> None:
         self.log = log
         self._repurchases = Repurchases(log)
-        none, empty = np.zeros(0, np.int64), History(log)
+        none = np.zeros(0, np.int64)
         nothing = Impressions(none, none, none, none, none.astype(np.uint8), none.astype(bool))
         self.dense_request = tuple(features.of_request(empty, none, None))
-        # No campaign starts in week 0 of a history that nothing was absorbed into, so this draw is empty.
-        unsent = sends.draw(empty, np.zeros(len(log.households), bool), 0)
+        unsent = sends.draw(empty, np.zeros(len(log.households), bool), 0)  # to nobody
         self.dense_row = (*features.of_impression(empty, nothing), *sends.features(empty, unsent))
         ints, text, number = pa.int64(), pa.string(), pa.float32()
         self.schema = pa.schema([

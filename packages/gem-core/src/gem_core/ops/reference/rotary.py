@@ -20,26 +20,28 @@ class RoteReference:
     def forward(self, *tensors: Tensor, **o: Any) -> tuple[Tensor, ...]:
         x, positions, gaps, phi = tensors
         (xc,) = accumulate(x)
-        angles, _ = _angles(xc, positions, gaps, phi, o)
-        return (_rotate(xc, angles).to(x.dtype),)
+        turn, _ = angles(xc, positions, gaps, phi, **o)
+        return (_rotate(xc, turn).to(x.dtype),)
 
     def backward(self, saved: Saved, grad: Tensor, **o: Any) -> tuple[Tensor, ...]:
         x, positions, gaps, phi = saved.inputs
         gc, y = accumulate(grad, saved.outputs[0])
-        angles, log_gap = _angles(gc, positions, gaps, phi, o)
-        d_angles = (gc[..., 1::2] * y[..., 0::2] - gc[..., 0::2] * y[..., 1::2]).sum(1)  # dy / d angle is y turned by 90 degrees
-        return _rotate(gc, -angles).to(x.dtype), (d_angles * log_gap[:, None]).sum(0).to(phi.dtype)
+        turn, log_gap = angles(gc, positions, gaps, phi, **o)
+        d_turn = (gc[..., 1::2] * y[..., 0::2] - gc[..., 0::2] * y[..., 1::2]).sum(1)  # d y / d angle: y turned by 90 degrees
+        return _rotate(gc, -turn).to(x.dtype), (d_turn * log_gap[:, None]).sum(0).to(phi.dtype)
 
 
-def _angles(x: Tensor, positions: Tensor, gaps: Tensor, phi: Tensor, o: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """Angles (N, d / 2) and log1p(gap / scale) (N,)."""
+def angles(
+    x: Tensor, positions: Tensor, gaps: Tensor, phi: Tensor, *, base: float, time_scale: float
+) -> tuple[Tensor, Tensor]:
+    """The angles (N, d / 2) of values x (N, H, d), and log1p(gap / time_scale) (N,)."""
     width = x.shape[-1]
-    theta = o["base"] ** (torch.arange(0, width, 2, dtype=x.dtype, device=x.device) / -width)
-    log_gap = torch.log1p(gaps.to(x.dtype) / o["time_scale"])
+    theta = base ** (torch.arange(0, width, 2, dtype=x.dtype, device=x.device) / -width)
+    log_gap = torch.log1p(gaps.to(x.dtype) / time_scale)
     return positions.to(x.dtype)[:, None] * theta + log_gap[:, None] * phi.to(x.dtype), log_gap
 
 
-def _rotate(x: Tensor, angles: Tensor) -> Tensor:
-    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+def _rotate(x: Tensor, turn: Tensor) -> Tensor:
+    cos, sin = turn.cos()[:, None], turn.sin()[:, None]
     a, b = x[..., 0::2], x[..., 1::2]
     return torch.stack((a * cos - b * sin, a * sin + b * cos), dim=-1).flatten(-2)

@@ -1,0 +1,391 @@
+"""The one preprocessing of training and serving: Arrow tables or records to encoded rows and batches.
+
+* Requests are adjacent rows with an equal `request` column or, where the schema names none, with equal user and time;
+  user, time and request-level features are those of the first row.
+* Ids become `MISSING`, `UNSEEN` or the place in the table's vocabulary (hash bucket) from `FIRST_KNOWN` on. A multi-valued
+  feature keeps its first `max_length` ids.
+* Numbers are transformed, then standardised by the fitted statistics. One without a value is NaN as a feature and 0 (the
+  mean) in an event; a missing vector is all zeros.
+* A request sees a user's newest `max_length` events with a time strictly before `history_before` (without it, before the
+  request). From a stored log they are looked up; from list columns of a request's first row, oldest event first, one at or
+  after that time is a leak and refused.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from gem_core.data.batch import Batch
+from gem_core.data.columns import Column, Ints, Source, column
+from gem_core.data.ids import Vocabulary, column_keys, factorize, hashed
+from gem_core.data.rows import Array, Dense, EncodedRows, EventLog, IdColumn, IdCounts, UserEvents
+from gem_core.data.tables import records_table
+from gem_core.data.values import (
+    ROWS_OF_A_REQUEST,
+    Targets,
+    Unlabelled,
+    dense_values,
+    label_columns,
+    row_columns,
+    surface_index,
+    surface_texts,
+    vector_values,
+)
+from gem_core.errors import DataError, nearest
+from gem_core.schema import FIRST_KNOWN, UNSEEN, Level, Schema
+
+__all__ = ["EncodedRows", "Encoder", "EventLog", "Tables", "encode", "encoder_of"]
+
+Tables = Iterable[tuple[pa.Table, Source]]
+"""A log, piece by piece, each with where it is from."""
+
+
+class _Lookup:
+    """Ids of one table."""
+
+    def __init__(self, schema: Schema, table: str) -> None:
+        self.options = schema.sparse_options(table)
+        self.rows = schema.table_rows(table)
+        self.vocabulary: Vocabulary | None = None
+        if self.options.hash is None:
+            given = self.options.vocabulary
+            self.vocabulary = Vocabulary(schema.require_fitted().vocabularies[table] if given is None else given)
+
+    def __call__(self, distinct: pa.Array) -> tuple[Ints, npt.NDArray[np.bool_]]:
+        """(n,) ids of distinct values, and which are not in the vocabulary."""
+        if self.vocabulary is None:
+            return FIRST_KNOWN + hashed(distinct, self.options.hash or 1), np.zeros(len(distinct), np.bool_)
+        place = self.vocabulary.lookup(distinct)
+        unseen = place < 0
+        if self.options.unseen == "hash":
+            other = FIRST_KNOWN + len(self.vocabulary) + hashed(distinct, self.options.unseen_buckets)
+        else:
+            other = np.full(len(distinct), UNSEEN)
+        return np.where(unseen, other, FIRST_KNOWN + place), unseen
+
+
+class Encoder:
+    """A fitted schema made ready to encode: vocabularies indexed, statistics as arrays. Built once (`encoder_of`)."""
+
+    def __init__(self, schema: Schema) -> None:
+        self.schema = schema
+        self._lookups = {table: _Lookup(schema, table) for table in schema.tables()}
+        self._tables = {key: schema.table_of(key) for key in schema.sparse_keys()}
+
+    def ids(self, key: str, values: Column, counts: dict[str, IdCounts]) -> npt.NDArray[np.int32]:
+        """(n,) ids of a lookup key's values; `counts` is added to."""
+        codes, distinct = factorize(values.ids())
+        table = self._tables[key]
+        lookup = self._lookups[table]
+        mapped, unseen = lookup(distinct)
+        # The last entry serves code -1, no value: id MISSING.
+        strange = np.append(unseen, False)[codes]
+        if lookup.options.unseen == "error" and lookup.vocabulary is not None and strange.any():
+            i = int(strange.argmax())
+            values.fail(i, f'one of the {len(lookup.vocabulary)} ids of table "{table}" (unseen: error)')
+        counts[key] = counts.get(key, IdCounts()) + IdCounts(len(codes), int((codes < 0).sum()), int(strange.sum()))
+        return np.append(mapped, 0)[codes].astype(np.int32)
+
+    def standardised(self, key: str, values: npt.NDArray[np.float64]) -> Dense:
+        """(n,) numbers in units of the training split's standard deviation from its mean."""
+        stats = self.schema.require_fitted().dense[key]
+        return ((values - stats.mean) / (stats.std or 1.0)).astype(np.float32)
+
+    # ---- rows --------------------------------------------------------------------------------------------------
+
+    def rows(self, tables: Tables, log: EventLog | None, unlabelled: Unlabelled = "error") -> EncodedRows:
+        """Encode a log's rows; histories come from `log` or, without one, from list columns.
+
+        With `unlabelled` "keep", label columns may also be absent (prediction).
+        """
+        builder = _RowsBuilder(self, log, unlabelled)
+        for table, source in tables:
+            builder.add(table, source)
+        return builder.finish()
+
+    def dense(self, table: pa.Table, source: Source, level: Level) -> Dense:
+        """(n, features of the level) standardised numbers."""
+        names = self.schema.names("dense", level)
+        out = np.empty((len(table), len(names)), np.float32)
+        for i, name in enumerate(names):
+            feature = self.schema.dense[name]
+            values = column(table, feature.column or name, f"dense feature {name}", source)
+            out[:, i] = self.standardised(name, dense_values(values, feature))
+        return out
+
+    def sparse(self, table: pa.Table, source: Source, level: Level, counts: dict[str, IdCounts]) -> dict[str, IdColumn]:
+        """Ids of the level's sparse features."""
+        out = {}
+        for name in self.schema.names("sparse", level):
+            feature = self.schema.sparse[name]
+            values = column(table, feature.column or name, f"sparse feature {name}", source)
+            if not feature.multi:
+                out[name] = IdColumn(self.ids(name, values, counts), None, 1)
+                continue
+            inner, offsets = values.lists()
+            ids = self.ids(name, inner, counts)
+            lengths = np.minimum(np.diff(offsets), feature.max_length)
+            position = np.arange(len(ids)) - np.repeat(offsets[:-1], np.diff(offsets))
+            kept = np.concatenate([[0], np.cumsum(lengths)])
+            out[name] = IdColumn(ids[position < feature.max_length], kept, feature.max_length)
+        return out
+
+    def vectors(self, table: pa.Table, source: Source, level: Level) -> dict[str, Dense]:
+        """Vectors of the level's vector features, each (n, width)."""
+        out = {}
+        for name in self.schema.names("vectors", level):
+            feature = self.schema.vectors[name]
+            values = column(table, feature.column or name, f"vector feature {name}", source)
+            out[name] = vector_values(values, feature.width)
+        return out
+
+    # ---- events ------------------------------------------------------------------------------------------------
+
+    def events(self, tables: Mapping[str, Tables]) -> EventLog:
+        """Encode the stored events of every type: sorted by user and time; events of one time keep the file's order."""
+        absent = [event for event in self.schema.events if event not in tables]
+        if absent:
+            raise DataError(f'no events of type "{absent[0]}" are given: the schema has events.{absent[0]}')
+        unknown = [event for event in tables if event not in self.schema.events]
+        if unknown:
+            raise DataError(f'events of type "{unknown[0]}" are not in the schema{nearest(unknown[0], self.schema.events)}')
+        counts: dict[str, IdCounts] = {}
+        return EventLog({event: self._stored(event, tables[event], counts) for event in self.schema.events}, counts)
+
+    def _stored(self, event: str, tables: Tables, counts: dict[str, IdCounts]) -> UserEvents:
+        kind = self.schema.events[event]
+        users: list[Ints] = []
+        times: list[Ints] = []
+        fields: dict[str, list[Array]] = {name: [] for name in kind.fields}
+        for table, source in tables:
+            user = column(table, kind.user or self.schema.user, f"user of {event} events", source)
+            user.check(user.nulls(), "a user")
+            users.append(column_keys(user.ids()))
+            times.append(column(table, kind.time or self.schema.time, f"time of {event} events", source).times())
+            for name, options in kind.fields.items():
+                values = column(table, options.column or name, f"field {event}.{name}", source)
+                fields[name].append(self.field(event, name, values, counts))
+        user_key, time = _join(users, np.int64), _join(times, np.int64)
+        order = np.lexsort((time, user_key))
+        user_key = user_key[order]
+        distinct, first = np.unique(user_key, return_index=True)
+        return UserEvents(
+            users=distinct,
+            offsets=np.append(first, len(user_key)).astype(np.int64),
+            time=time[order],
+            fields={n: _join(v, self.field_type(event, n))[order] for n, v in fields.items()},
+        )
+
+    def field(self, event: str, name: str, values: Column, counts: dict[str, IdCounts]) -> Array:
+        """(n,) encoded values of an event field: int32 ids or float32 numbers."""
+        options, key = self.schema.events[event].fields[name], f"{event}.{name}"
+        if options.kind == "sparse":
+            return self.ids(key, values, counts)
+        return np.nan_to_num(self.standardised(key, dense_values(values, options)))
+
+    def field_type(self, event: str, name: str) -> type[np.generic]:
+        """Type of what `field` gives."""
+        return np.int32 if self.schema.events[event].fields[name].kind == "sparse" else np.float32
+
+
+def _join(parts: Sequence[Array], kind: type[np.generic]) -> Any:
+    return np.concatenate(parts) if parts else np.empty(0, kind)
+
+
+class _RowsBuilder:
+    """Encodes the pieces of a log's rows one by one; a request may run over the border of two pieces."""
+
+    def __init__(self, encoder: Encoder, log: EventLog | None, unlabelled: Unlabelled) -> None:
+        self.encoder, self.schema, self.log, self.unlabelled = encoder, encoder.schema, log, unlabelled
+        self.counts: dict[str, IdCounts] = dict(log.counts) if log is not None else {}
+        self.flat: dict[str, list[Array]] = {}
+        self.groups: dict[str, list[dict[str, Any]]] = {}
+        self.inline: dict[str, list[dict[str, Array]]] = {event: [] for event in self.schema.events}
+        self.last: list[Ints] | None = None
+        self.rows_seen = 0
+        self.rows_kept = 0
+
+    def _flat(self, **arrays: Array) -> None:
+        for name, values in arrays.items():
+            self.flat.setdefault(name, []).append(values)
+
+    def _group(self, **groups: dict[str, Any]) -> None:
+        for name, values in groups.items():
+            self.groups.setdefault(name, []).append(values)
+
+    def add(self, table: pa.Table, source: Source) -> None:
+        """Encode one piece."""
+        schema, encoder = self.schema, self.encoder
+        row_id = self._row_id(table, source)
+        surfaces = surface_texts(schema, table, source)
+        targets = Targets(schema, table, source, surfaces, required=self.unlabelled != "keep")
+        surface = np.zeros(len(table), np.int32) if surfaces is None else surface_index(schema.surface_names(), surfaces)
+        if self.unlabelled == "error":
+            targets.check_labelled(source)
+        elif self.unlabelled == "drop" and not targets.any.all():
+            keep = np.flatnonzero(targets.any)
+            source = source.take(keep, len(table))
+            table, row_id, surface = table.take(pa.array(keep)), row_id[keep], surface[keep]
+            targets.select(targets.any)
+        starts, user, time, before = self._requests(table, source)
+        heads, heads_source = table.take(pa.array(starts)), source.take(starts, len(table))
+        self._flat(
+            starts=starts + self.rows_kept,
+            user=user[starts],
+            time=time[starts],
+            before=before[starts],
+            surface=surface,
+            row_id=row_id,
+            dense=encoder.dense(table, source, "row"),
+            request_dense=encoder.dense(heads, heads_source, "request"),
+        )
+        self._group(
+            ids=encoder.sparse(table, source, "row", self.counts),
+            request_ids=encoder.sparse(heads, heads_source, "request", self.counts),
+            vectors=encoder.vectors(table, source, "row"),
+            request_vectors=encoder.vectors(heads, heads_source, "request"),
+            labels=targets.labels,
+            masks=targets.masks,
+            weights=targets.weights,
+        )
+        if self.log is None:
+            for event, parts in self.inline.items():
+                parts.append(self._inline(event, heads, heads_source, before[starts]))
+        self.rows_kept += len(table)
+
+    def _row_id(self, table: pa.Table, source: Source) -> Ints:
+        first, self.rows_seen = self.rows_seen, self.rows_seen + len(table)
+        if self.schema.row_id is None:
+            return np.arange(first, self.rows_seen)
+        values = column(table, self.schema.row_id, "row id", source)
+        values.check(values.nulls(), "a row id")
+        return column_keys(values.ids())
+
+    def _requests(self, table: pa.Table, source: Source) -> tuple[Ints, Ints, Ints, Ints]:
+        """First row of each request that starts here, and user, time and end of history of every row."""
+        schema = self.schema
+        users = column(table, schema.user, "user", source)
+        users.check(users.nulls(), "a user")
+        user = column_keys(users.ids())
+        times = column(table, schema.time, "request time", source)
+        time = before = times.times()
+        if schema.history_before is not None:
+            limits = column(table, schema.history_before, "end of the history", source)
+            before = limits.times()
+            limits.check(before > time, "a time not after the request (later events would leak)")
+        own = [user, time, before]
+        if schema.request is not None:
+            request = column(table, schema.request, "request", source)
+            request.check(request.nulls(), "a request")
+            own.append(column_keys(request.ids()))
+        if not len(table):
+            return np.zeros(0, np.int64), user, time, before
+        changed = []
+        for i, values in enumerate(own):
+            differs = np.empty(len(values), np.bool_)
+            differs[1:] = values[1:] != values[:-1]
+            differs[0] = self.last is None or values[0] != self.last[i]
+            changed.append(differs)
+        self.last = [values[-1:] for values in own]
+        if schema.request is not None:
+            new = changed[3]
+            users.check(~new & changed[0], ROWS_OF_A_REQUEST)
+            times.check(~new & (changed[1] | changed[2]), ROWS_OF_A_REQUEST)
+        else:
+            new = changed[0] | changed[1] | changed[2]
+        return np.flatnonzero(new), user, time, before
+
+    def _inline(self, event: str, heads: pa.Table, source: Source, before: Ints) -> dict[str, Array]:
+        """Events of one type from the list columns of requests' first rows."""
+        times, offsets = column(heads, f"{event}.time", f"times of {event} events", source).lists()
+        time = times.times()
+        owner = np.repeat(np.arange(len(heads)), np.diff(offsets))
+        same = owner[1:] == owner[:-1]
+        times.check(np.append(False, same & (time[1:] < time[:-1])), "times in order, oldest event first")
+        times.check(time >= before[owner], f"a time before {event} history ends (a later event is a leak)")
+        out: dict[str, Array] = {"time": time, "lengths": np.diff(offsets)}
+        for name in self.schema.events[event].fields:
+            whole = column(heads, f"{event}.{name}", f"field {event}.{name}", source)
+            values, own = whole.lists()
+            wrong = np.diff(own) != np.diff(offsets)
+            if wrong.any():
+                i = int(wrong.argmax())
+                raise DataError(
+                    f'{whole.place(i)}: expected {np.diff(offsets)[i]} values, as many as "{event}.time", found {np.diff(own)[i]}'
+                )
+            out[f"field.{name}"] = self.encoder.field(event, name, values, self.counts)
+        return out
+
+    def _inline_log(self) -> tuple[EventLog, dict[str, tuple[Ints, Ints]]]:
+        types, spans = {}, {}
+        for event, parts in self.inline.items():
+            lengths = _join([p["lengths"] for p in parts], np.int64)
+            offsets = np.concatenate([[0], np.cumsum(lengths)])
+            types[event] = UserEvents(
+                users=np.arange(len(lengths)),
+                offsets=offsets,
+                time=_join([p["time"] for p in parts], np.int64),
+                fields={
+                    n: _join([p[f"field.{n}"] for p in parts], self.encoder.field_type(event, n))
+                    for n in self.schema.events[event].fields
+                },
+            )
+            start = np.maximum(offsets[:-1], offsets[1:] - self.schema.events[event].max_length)
+            spans[event] = (start, offsets[1:])
+        return EventLog(types), spans
+
+    def finish(self) -> EncodedRows:
+        """All pieces as one."""
+        joined = {name: np.concatenate(parts) for name, parts in self.flat.items()}
+        grouped: dict[str, dict[str, Any]] = {}
+        for name, parts in self.groups.items():
+            one = IdColumn.concat if name.endswith("ids") else np.concatenate
+            grouped[name] = {key: one([p[key] for p in parts]) for key in parts[0]}  # type: ignore[operator]
+        user, before = joined["user"], joined.pop("before")
+        if self.log is None:
+            log, spans = self._inline_log()
+        else:
+            log = self.log
+            spans = {
+                e: log.types[e].spans(user, before, kind.max_length) for e, kind in self.schema.events.items()
+            }
+        return EncodedRows(
+            offsets=np.append(joined.pop("starts"), self.rows_kept),
+            spans=spans,
+            log=log,
+            max_lengths={event: kind.max_length for event, kind in self.schema.events.items()},
+            counts=self.counts,
+            **joined,
+            **grouped,
+        )
+
+
+# Encoders of living schemas by identity; an encoder holds a copy, so that it does not keep the schema alive.
+_ENCODERS: dict[int, Encoder] = {}
+
+
+def encoder_of(schema: Schema) -> Encoder:
+    """The encoder of a fitted schema, built once for as long as the schema lives."""
+    known = _ENCODERS.get(id(schema))
+    if known is None:
+        known = _ENCODERS[id(schema)] = Encoder(schema.model_copy())
+        weakref.finalize(schema, _ENCODERS.pop, id(schema), None)
+    return known
+
+
+def encode(schema: Schema, records: pa.Table | Sequence[Mapping[str, Any]], events: EventLog | None = None) -> Batch:
+    """See `Schema.encode`. Label columns may be absent; then no label counts."""
+    table = records
+    if not isinstance(table, pa.Table):
+        inline = events is None
+        labels = label_columns(schema)
+        wanted = [name for name in row_columns(schema, inline) if name not in labels or any(name in r for r in records)]
+        table = records_table(records, wanted)
+    rows = encoder_of(schema).rows([(table, Source("records"))], events, unlabelled="keep")
+    return rows.batch(np.arange(rows.requests))

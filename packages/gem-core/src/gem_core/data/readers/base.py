@@ -1,0 +1,284 @@
+"""What the readers of tables share: splits, fitting, encoding once, and the order of batches with its exact position.
+
+The order of a split's requests (seeded and different in each epoch for training, as stored else) is cut into batches;
+rank r takes every world-th batch from its r-th, and of these each of its workers every workers-th. The order of batches
+therefore does not depend on the number of workers, and a position, being a place in the order of requests, can be taken
+up by any number of ranks and workers.
+"""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterator, Mapping
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from gem_core.data.batch import Batch
+from gem_core.data.columns import Bools, Ints, Source, column
+from gem_core.data.encode import EncodedRows, EventLog, Tables, encoder_of
+from gem_core.data.fit import fit_sources
+from gem_core.data.values import Role, Unlabelled, event_columns, label_columns, row_columns
+from gem_core.errors import ConfigError, DataError, nearest
+from gem_core.protocols import ComponentConfig
+from gem_core.schema import Schema
+
+SPLITS = ("train", "validation", "test")
+
+
+class Split(BaseModel):
+    """How one log is split: by a `column` that holds train, validation or test, or by request time.
+
+    `validation_from`, `test_from`: seconds since 1970, or a date or time (UTC where it names no zone).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    column: str | None = None
+    validation_from: int | datetime | date | None = None
+    test_from: int | datetime | date | None = None
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        by_time = self.validation_from is not None or self.test_from is not None
+        if by_time == (self.column is not None):
+            raise ValueError("expected either `column`, or `validation_from` and/or `test_from`")
+        if self.validation_from is not None and self.test_from is not None and self.edges()[0] > self.edges()[1]:
+            raise ValueError("validation_from is later than test_from")
+        return self
+
+    def edges(self) -> tuple[float, float]:
+        """Seconds where validation and test begin."""
+        test = _seconds(self.test_from)
+        return min(_seconds(self.validation_from), test), test
+
+
+def _seconds(value: int | datetime | date | None) -> float:
+    if value is None:
+        return float("inf")
+    if isinstance(value, int):
+        return value
+    if not isinstance(value, datetime):
+        value = datetime(value.year, value.month, value.day)
+    return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
+
+
+class TableConfig(ComponentConfig):
+    """Options that every table reader has; see `Split`. `unlabelled`: rows that have a label for no task."""
+
+    split: Split | None = None
+    unlabelled: Unlabelled = "error"
+
+
+class TableReader:
+    """Base of the readers that hold an encoded log in memory; a subclass gives the tables.
+
+    The schema is fitted on the training split unless it comes fitted (from a checkpoint). Splits are read and encoded
+    when first used, once.
+    """
+
+    Config: ClassVar[type[ComponentConfig]]
+
+    def __init__(self, config: Any, schema: Schema | None = None, seed: int = 0) -> None:
+        if schema is None:
+            raise ConfigError("data.schema: missing; this reader needs the schema of the log")
+        self.config, self.seed = config, seed
+        self._check_splits()
+        self._encoded: dict[str, EncodedRows] = {}
+        self._log: EventLog | None = None
+        self._given = schema
+        self._state: dict[str, Any] = {"epoch": 0, "request": 0, "seed": seed}
+        self.schema = schema if schema.fitted is not None else self._fit(schema)
+
+    # ---- what a subclass gives ---------------------------------------------------------------------------------
+
+    def row_tables(self, part: str, columns: Mapping[str, Role]) -> Tables:
+        """The tables of option `part` ("rows", "validation", "test"), with at least these columns where they exist."""
+        raise NotImplementedError
+
+    def event_tables(self, event: str, columns: Mapping[str, Role]) -> Tables:
+        """The tables of a type of events."""
+        raise NotImplementedError
+
+    @property
+    def split(self) -> Split | None:
+        """How one log is split; None where each split has its own option."""
+        out: Split | None = self.config.split
+        return out
+
+    @property
+    def unlabelled(self) -> Unlabelled:
+        """What becomes of rows without a label."""
+        out: Unlabelled = self.config.unlabelled
+        return out
+
+    def given(self, part: str) -> bool:
+        """Whether the option `part` is given."""
+        return getattr(self.config, part, None) is not None
+
+    def event_types(self) -> list[str]:
+        """Types of events that are given apart from the rows."""
+        return list(self.config.events)
+
+    # ---- splits ------------------------------------------------------------------------------------------------
+
+    def _check_splits(self) -> None:
+        if self.split is not None and (self.given("validation") or self.given("test")):
+            raise ConfigError("reader: give `split`, or files for `validation` and `test`, not both")
+        if not any(self.given(part) for part in ("rows", "validation", "test")):
+            raise ConfigError("reader: missing option rows (the training rows)")
+
+    @property
+    def inline(self) -> bool:
+        """Whether histories stand in list columns of the rows."""
+        return not self.event_types()
+
+    def splits(self) -> list[str]:
+        """The splits that there are rows for."""
+        if self.split is None:
+            return [s for s in SPLITS if self.given("rows" if s == "train" else s)]
+        by = self.split
+        return [
+            s
+            for s in SPLITS
+            if s == "train" or by.column is not None or getattr(by, f"{s}_from") is not None
+        ]
+
+    def _tables(self, split: str, schema: Schema) -> Tables:
+        if split not in self.splits():
+            raise ConfigError(f'there is no split "{split}"{nearest(split, self.splits())}; see the reader options rows, validation, test, split')
+        by = self.split
+        columns = row_columns(schema, self.inline)
+        if by is None:
+            yield from self.row_tables("rows" if split == "train" else split, columns)
+            return
+        if by.column is not None:
+            columns.setdefault(by.column, "surface")
+        for table, source in self.row_tables("rows", columns):
+            keep = np.flatnonzero(self._in_split(by, table, source, split, schema))
+            if len(keep) == len(table):
+                yield table, source
+            else:
+                yield table.take(pa.array(keep)), source.take(keep, len(table))
+
+    @staticmethod
+    def _in_split(by: Split, table: pa.Table, source: Source, split: str, schema: Schema) -> Bools:
+        if by.column is None:
+            time = column(table, schema.time, "request time", source).times()
+            edges = by.edges()
+            out: Bools = np.array(SPLITS)[(time >= edges[0]).astype(int) + (time >= edges[1])] == split
+            return out
+        named = column(table, by.column, "split", source)
+        texts = named.texts()
+        known = pc.is_in(texts, value_set=pa.array(SPLITS)).to_numpy(zero_copy_only=False)
+        named.check(~known, f"one of {', '.join(SPLITS)}")
+        out = pc.equal(texts, split).to_numpy(zero_copy_only=False)
+        return out
+
+    def _event_tables(self, schema: Schema) -> dict[str, Tables]:
+        types = self.event_types()
+        unknown = [e for e in types if e not in schema.events]
+        if unknown:
+            raise ConfigError(f'reader: events: the schema has no type "{unknown[0]}"{nearest(unknown[0], schema.events)}')
+        absent = [e for e in schema.events if e not in types]
+        if types and absent:
+            raise ConfigError(f'reader: events: missing "{absent[0]}", a type of the schema')
+        return {e: self.event_tables(e, event_columns(schema, e)) for e in types}
+
+    def _fit(self, schema: Schema) -> Schema:
+        return fit_sources(schema, self._tables("train", schema), self._event_tables(schema), self.seed)
+
+    # ---- batches -----------------------------------------------------------------------------------------------
+
+    def load(self, split: str) -> EncodedRows:
+        """The encoded rows of a split; read when first asked for.
+
+        The loader calls it before it forks its workers, which so share the arrays.
+        """
+        if split not in self._encoded:
+            if self._log is None and not self.inline:
+                self._log = encoder_of(self.schema).events(self._event_tables(self.schema))
+            rows = encoder_of(self.schema).rows(self._tables(split, self.schema), self._log, self.unlabelled)
+            self._encoded[split] = rows
+        return self._encoded[split]
+
+    def rows(self, split: str = "train") -> int:
+        """Number of rows of a split."""
+        return self.load(split).rows
+
+    def iterate(
+        self,
+        split: str = "train",
+        *,
+        rank: int = 0,
+        world: int = 1,
+        worker: int = 0,
+        workers: int = 1,
+        state: Mapping[str, Any] | None = None,
+        batch_rows: int = 2048,
+    ) -> Iterator[Batch]:
+        """See `Reader.iterate`. A batch has as many whole requests as fit in `batch_rows` rows, at least one."""
+        rows = self.load(split)
+        epoch, first = self._position(split, rows, state)
+        order = np.arange(rows.requests)
+        if split == "train":
+            order = np.random.default_rng([self.seed, epoch]).permutation(rows.requests)
+        ends = first + rows.batches(order[first:], batch_rows)
+        starts = np.concatenate([[first], ends[:-1]])
+        self._state = self._state_at(epoch, first, rows)
+        for i in range(rank + world * worker, len(ends), world * workers):
+            # After this batch every rank has had as many: the position is the end of the round of all ranks.
+            last = min(i - rank + world, len(ends)) - 1
+            self._state = self._state_at(epoch, int(ends[last]), rows)
+            yield rows.batch(order[starts[i] : ends[i]])
+
+    def _state_at(self, epoch: int, request: int, rows: EncodedRows) -> dict[str, Any]:
+        return {"epoch": epoch, "request": request, "requests": rows.requests, "rows": rows.rows, "seed": self.seed}
+
+    def _position(self, split: str, rows: EncodedRows, state: Mapping[str, Any] | None) -> tuple[int, int]:
+        state = {"epoch": 0} if state is None else state
+        now = self._state_at(0, 0, rows)
+        for name in ("requests", "rows", "seed"):
+            if state.get(name, now[name]) != now[name]:
+                raise DataError(
+                    f'cannot resume split "{split}" at a saved position: expected {name} {state[name]}, found {now[name]}; '
+                    "the data, the split or the seed is not that of the saved run"
+                )
+        epoch, first = int(state.get("epoch", 0)), int(state.get("request", 0))
+        if epoch < 0 or not 0 <= first <= rows.requests:
+            raise DataError(f'cannot resume split "{split}": no position {dict(state)} in {rows.requests} requests')
+        return epoch, first
+
+    def state(self) -> dict[str, Any]:
+        """Position after the batch last given (before the first: where the iteration begins)."""
+        return dict(self._state)
+
+
+Paths = str | list[str]
+
+
+def expand(paths: Paths, option: str, suffixes: tuple[str, ...]) -> list[Path]:
+    """The files of a path, a folder, a glob, or a list of these, each in order of name.
+
+    Raises:
+        ConfigError: one of them is no file, or matches none.
+    """
+    out: list[Path] = []
+    for text in [paths] if isinstance(paths, str) else paths:
+        path = Path(text).expanduser()
+        if path.is_dir():
+            found = sorted(f for f in path.iterdir() if f.name.endswith(suffixes) and not f.name.startswith((".", "_")))
+        elif path.is_file():
+            found = [path]
+        else:
+            found = sorted(Path(f) for f in glob.glob(str(path), recursive=True) if Path(f).is_file())
+        if not found:
+            what = f"a folder without {' or '.join(suffixes)} files" if path.is_dir() else "no such file"
+            raise ConfigError(f"reader: {option}: {text}: {what}")
+        out += found
+    return out

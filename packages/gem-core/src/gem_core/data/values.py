@@ -1,0 +1,169 @@
+"""What each column of a log means: roles of columns, dense values, vectors, surfaces, labels and weights.
+
+Used alike by fitting (gem_core.data.fit) and encoding (gem_core.data.encode), so that both read a log in one way.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gem_core.data.columns import Bools, Column, Floats, Source, column
+from gem_core.data.rows import Dense
+from gem_core.errors import DataError, nearest
+from gem_core.schema import DenseFeature, EventField, Schema
+
+Role = Literal["user", "time", "request", "row id", "surface", "dense", "id", "vector", "label", "mask", "weight", "event"]
+Unlabelled = Literal["error", "keep", "drop"]
+"""What to do with a row that has a label for no task."""
+
+ROWS_OF_A_REQUEST = "what its request has: the rows of a request are adjacent and share user and time"
+
+
+def row_columns(schema: Schema, inline_events: bool) -> dict[str, Role]:
+    """Every column of the rows that the schema reads. Histories stand in list columns if `inline_events`."""
+    out: dict[str, Role] = {schema.user: "user", schema.time: "time"}
+    optional: list[tuple[str | None, Role]] = [
+        (schema.request, "request"),
+        (schema.row_id, "row id"),
+        (schema.history_before, "time"),
+        (schema.surface, "surface"),
+        *((f.column or n, "dense") for n, f in schema.dense.items()),
+        *((f.column or n, "id") for n, f in schema.sparse.items()),
+        *((f.column or n, "vector") for n, f in schema.vectors.items()),
+        *((o.label or n, "label") for n, o in schema.objectives.items()),
+        *((o.mask, "mask") for o in schema.objectives.values()),
+        *((o.weight, "weight") for o in schema.objectives.values()),
+        *((o.rate, "weight") for o in schema.objectives.values()),
+    ]
+    if inline_events:
+        optional += [(f"{e}.{n}", "event") for e, t in schema.events.items() for n in ("time", *t.fields)]
+    for name, role in optional:
+        if name is not None:
+            out.setdefault(name, role)
+    return out
+
+
+def label_columns(schema: Schema) -> set[str]:
+    """The columns that only training and evaluation need."""
+    used = {c for n, o in schema.objectives.items() for c in (o.label or n, o.mask, o.weight, o.rate) if c is not None}
+    other = schema.model_copy(update={"objectives": {}})
+    return used - set(row_columns(other, inline_events=True))
+
+
+def event_columns(schema: Schema, event: str) -> dict[str, Role]:
+    """Every column of a file of events of a type."""
+    kind = schema.events[event]
+    out: dict[str, Role] = {kind.user or schema.user: "user", kind.time or schema.time: "time"}
+    for name, options in kind.fields.items():
+        out.setdefault(options.column or name, "id" if options.kind == "sparse" else "dense")
+    return out
+
+
+def dense_values(values: Column, feature: DenseFeature | EventField) -> Floats:
+    """(n,) numbers after the transform, NaN where there is none."""
+    out = values.numbers()
+    values.check(np.isinf(out), "a finite number")
+    if isinstance(feature, DenseFeature) and feature.missing == "error":
+        values.check(np.isnan(out), "a number (missing: error)")
+    if feature.transform == "log1p":
+        values.check(out <= -1, "a number above -1 (transform: log1p)")
+        return np.log1p(out)
+    return out
+
+
+def vector_values(values: Column, width: int) -> Dense:
+    """(n, width) vectors; one without a value is all zeros."""
+    inner, offsets = values.lists()
+    lengths = np.diff(offsets)
+    wrong = (lengths != width) & ~values.nulls()
+    if wrong.any():
+        i = int(wrong.argmax())
+        raise DataError(f"{values.place(i)}: expected {width} numbers, found {lengths[i]}")
+    numbers = inner.numbers()
+    inner.check(~np.isfinite(numbers), "a finite number")
+    out = np.zeros((len(lengths), width), np.float32)
+    out[lengths > 0] = numbers.reshape(-1, width)
+    return out
+
+
+def surface_texts(schema: Schema, table: pa.Table, source: Source) -> Column | None:
+    """The surface of each row as text; None where the schema has no surface column."""
+    if schema.surface is None:
+        return None
+    found = column(table, schema.surface, "surface", source)
+    return Column(found.texts(), found.name, found.role, source)
+
+
+def surface_index(names: list[str], surfaces: Column) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    """(n,) index of each surface in `names`."""
+    found = pc.fill_null(pc.index_in(surfaces.values, value_set=pa.array(names, pa.string())), -1)
+    out = found.to_numpy(zero_copy_only=False).astype(np.int32)
+    if (out < 0).any():
+        i = int((out < 0).argmax())
+        surfaces.fail(i, f"one of {', '.join(names)}", nearest(surfaces.values[i].as_py(), names).split("; valid")[0])
+    return out
+
+
+class Targets:
+    """Labels, masks and weights of the rows of a table, (n,) float32 per task; where the mask is 0 so are the others."""
+
+    def __init__(self, schema: Schema, table: pa.Table, source: Source, surfaces: Column | None, required: bool) -> None:
+        self.labels: dict[str, Dense] = {}
+        self.masks: dict[str, Dense] = {}
+        self.weights: dict[str, Dense] = {}
+        self.any = np.zeros(len(table), np.bool_)
+        for task in schema.objectives:
+            label, mask, weight = self._of_task(schema, task, table, source, surfaces, required)
+            self.labels[task] = np.where(mask, label, 0).astype(np.float32)
+            self.masks[task] = mask.astype(np.float32)
+            self.weights[task] = np.where(mask, weight, 0).astype(np.float32)
+            self.any |= mask
+
+    @staticmethod
+    def _of_task(
+        schema: Schema, task: str, table: pa.Table, source: Source, surfaces: Column | None, required: bool
+    ) -> tuple[Floats, Bools, Floats]:
+        objective = schema.objectives[task]
+        name, n = objective.label or task, len(table)
+        if not required and name not in table.column_names:
+            return np.zeros(n), np.zeros(n, np.bool_), np.zeros(n)
+        labels = column(table, name, f"label of {task}", source)
+        label = labels.numbers()
+        mask = ~np.isnan(label)
+        labels.check(mask & (label != 0) & (label != 1), "a label of 0 or 1, or none")
+        if objective.mask is not None:
+            mask &= column(table, objective.mask, f"mask of {task}", source).flags()
+        if objective.surfaces is not None and surfaces is not None:
+            wanted = pc.is_in(surfaces.values, value_set=pa.array(objective.surfaces, pa.string()))
+            mask &= wanted.to_numpy(zero_copy_only=False)
+        weight = np.ones(n)
+        if objective.weight is not None:
+            weights = column(table, objective.weight, f"weight of {task}", source)
+            weight = weights.numbers()
+            weights.check(mask & ~(np.isfinite(weight) & (weight >= 0)), "a weight of at least 0")
+        if objective.rate is not None:
+            rates = column(table, objective.rate, f"rate of {task}'s negatives", source)
+            rate = rates.numbers()
+            negative = mask & (label == 0)
+            rates.check(negative & ~((rate > 0) & (rate <= 1)), "a rate in (0, 1]")
+            weight = np.where(negative, weight / np.where(negative, rate, 1), weight)
+        return label, mask, weight
+
+    def select(self, keep: Bools) -> None:
+        """Forget the rows that `keep` does not mark."""
+        for values in (self.labels, self.masks, self.weights):
+            values.update({task: v[keep] for task, v in values.items()})
+        self.any = self.any[keep]
+
+    def check_labelled(self, source: Source) -> None:
+        """Raise for the first row that has a label for no task."""
+        if not self.any.all():
+            i = int((~self.any).argmax())
+            raise DataError(
+                f"{source.at(i)}: expected a label for at least one of {', '.join(self.labels)}, found none "
+                "(null, masked, or on another surface); reader option unlabelled: keep or drop allows such rows"
+            )

@@ -1,0 +1,151 @@
+"""Softmax attention by the processor's flash kernel, one call a tile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gem_core.ops.dispatch import OpSpec, Saved
+from gem_core.ops.ragged.runs import CAUSAL, Run, runs, spans
+from gem_core.ops.ragged.support import on_processor, ready
+from gem_core.ops.ragged.tiles import Tile, tiles
+
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+
+def _mask(tile: Tile, like: Tensor) -> tuple[bool, Tensor | None]:
+    """The kernel's causal flag and additive mask."""
+    if tile.band == CAUSAL and tile.n_q == tile.n_k:
+        return True, None  # a real query never sees the padding behind it
+    hidden = tile.hidden()
+    if hidden is None:
+        return False, None
+    bias = torch.zeros_like(hidden, dtype=like.dtype).masked_fill_(hidden, float("-inf"))
+    return False, bias.expand(tile.n, 1, tile.n_q, tile.n_k)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, work: list[Run], scale: float) -> tuple[Tensor, Tensor]:
+    """The result (sum Tq, H, d) and the log-sum-exp (sum Tq, H) over a work list; rows in no rectangle give 0."""
+    out, lse = torch.zeros_like(q), q.new_full(q.shape[:2], float("-inf"))
+    for tile in tiles(work, q.shape[1]):
+        causal, bias = _mask(tile, q)
+        o, s = _flash(tile.rows(q), tile.keys(k), tile.keys(v), 0.0, causal, attn_mask=bias, scale=scale)
+        tile.put_rows(out, o)
+        tile.put_rows(lse, s)
+    return out, lse
+
+
+def attend_gradient(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, work: list[Run], scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of `attend` to q, k, v."""
+    dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    for tile in tiles(work, q.shape[1]):
+        causal, bias = _mask(tile, q)
+        a, b, c = _flash_backward(
+            tile.silence(tile.rows(grad)),
+            tile.rows(q),
+            tile.keys(k),
+            tile.keys(v),
+            tile.rows(out),
+            tile.rows(lse),
+            0.0,
+            causal,
+            attn_mask=bias,
+            scale=scale,
+        )
+        tile.put_rows(dq, a)
+        tile.add_keys(dk, b)
+        tile.add_keys(dv, c)
+    return dq, dk, dv
+
+
+class RaggedJagged:
+    """`jagged_attention` on a processor."""
+
+    def supports(self, spec: OpSpec) -> str | None:
+        return on_processor(spec)
+
+    def forward(self, *tensors: Tensor, **o: Any) -> tuple[Tensor, ...]:
+        q, k, v, *layout = tensors
+        out, lse = attend(*ready(q, k, v), _work(*layout, **o), o["scale"])
+        return out.to(q.dtype), lse
+
+    def backward(self, saved: Saved, grad: Tensor, **o: Any) -> tuple[Tensor, ...]:
+        q, k, v, *layout = saved.inputs
+        out, lse = saved.outputs
+        grads = attend_gradient(*ready(grad, q, k, v, out), lse, _work(*layout, **o), o["scale"])
+        return tuple(g.to(q.dtype) for g in grads)
+
+
+def _work(q_offsets: Tensor, k_offsets: Tensor, k_index: Tensor | None, *, mask: str, size: int, **_: Any) -> list[Run]:
+    return runs(mask, size, 0, spans(q_offsets, k_offsets, k_index, merge=mask == "none"))
+
+
+class RaggedBlock:
+    """`block_attention` on a processor: the blocks of a sequence are one batched kernel call."""
+
+    def supports(self, spec: OpSpec) -> str | None:
+        return on_processor(spec)
+
+    def forward(self, *tensors: Tensor, **o: Any) -> tuple[Tensor, ...]:
+        q, k, v, offsets = tensors
+        out, lse = attend(*ready(q, k, v), _blocks(offsets, o), o["scale"])
+        return out.to(q.dtype), lse
+
+    def backward(self, saved: Saved, grad: Tensor, **o: Any) -> tuple[Tensor, ...]:
+        q, k, v, offsets = saved.inputs
+        out, lse = saved.outputs
+        grads = attend_gradient(*ready(grad, q, k, v, out), lse, _blocks(offsets, o), o["scale"])
+        return tuple(g.to(q.dtype) for g in grads)
+
+
+def _blocks(offsets: Tensor, o: dict[str, Any]) -> list[Run]:
+    return runs("block", o["block"], o["shift"], spans(offsets, offsets, None, merge=False))
+
+
+class RaggedSeed:
+    """`seed_attention` on a processor: the seeds are broadcast to a tile's sequences, not copied."""
+
+    def supports(self, spec: OpSpec) -> str | None:
+        return on_processor(spec)
+
+    def forward(self, *tensors: Tensor, **o: Any) -> tuple[Tensor, ...]:
+        q, k, v, offsets = tensors
+        qc, kc, vc = ready(q, k, v)
+        batch, seeds = len(offsets) - 1, q.shape[0]
+        out = qc.new_zeros((batch * seeds, *q.shape[1:]))
+        lse = qc.new_full((batch * seeds, q.shape[1]), float("-inf"))
+        for tile in tiles(_seed_work(offsets, seeds), q.shape[1]):
+            _, bias = _mask(tile, qc)
+            o_, s = _flash(_spread(qc, tile), tile.keys(kc), tile.keys(vc), 0.0, False, attn_mask=bias, scale=o["scale"])
+            tile.put_rows(out, o_)
+            tile.put_rows(lse, s)
+        return out.view(batch, *q.shape).to(q.dtype), lse.view(batch, *q.shape[:2])
+
+    def backward(self, saved: Saved, grad: Tensor, **o: Any) -> tuple[Tensor, ...]:
+        q, k, v, offsets = saved.inputs
+        out, lse = saved.outputs
+        g, qc, kc, vc, out = ready(grad.flatten(0, 1), q, k, v, out.flatten(0, 1))
+        lse = lse.flatten(0, 1)
+        dq, dk, dv = torch.zeros_like(qc), torch.zeros_like(kc), torch.zeros_like(vc)
+        for tile in tiles(_seed_work(offsets, q.shape[0]), q.shape[1]):
+            _, bias = _mask(tile, qc)
+            inputs = (tile.rows(g), _spread(qc, tile), tile.keys(kc), tile.keys(vc), tile.rows(out), tile.rows(lse))
+            a, b, c = _flash_backward(*inputs, 0.0, False, attn_mask=bias, scale=o["scale"])
+            dq += a.sum(0).transpose(0, 1)
+            tile.add_keys(dk, b)
+            tile.add_keys(dv, c)
+        return dq.to(q.dtype), dk.to(q.dtype), dv.to(q.dtype)
+
+
+def _spread(q: Tensor, tile: Tile) -> Tensor:
+    return q.transpose(0, 1)[None].expand(tile.n, -1, -1, -1)
+
+
+def _seed_work(offsets: Tensor, seeds: int) -> list[Run]:
+    a = offsets.tolist()
+    return [Run(b * seeds, seeds, k, end - k) for b, (k, end) in enumerate(zip(a, a[1:], strict=False)) if end > k and seeds]

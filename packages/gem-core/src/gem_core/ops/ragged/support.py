@@ -1,0 +1,18 @@
+"""What the ragged backend runs on, and the form in which it wants its values."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from gem_core.ops.dispatch import OpSpec
+from gem_core.ops.reference.precision import accumulate
+
+
+def on_processor(spec: OpSpec) -> str | None:
+    """The reason why not, for anything but a processor."""
+    return None if spec.device.type == "cpu" else f"it runs on processors only, found device {spec.device}"
+
+
+def ready(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Contiguous, and float32 for the 16-bit types (their matrix products are slower and coarser on most processors)."""
+    return tuple(t.contiguous() for t in accumulate(*tensors))

@@ -1,0 +1,41 @@
+"""Floating-point operations of linear maps and attention, the machine's peak, and their ratio (MFU).
+
+A multiply-add is 2 operations. Forward and backward of trainable parts are 3 times the forward; no recomputation counted.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+TRAINING_FACTOR = 3
+
+
+def linear_flops(rows: int, inputs: int, outputs: int) -> int:
+    """Of `rows` products with an (inputs, outputs) matrix."""
+    return 2 * rows * inputs * outputs
+
+
+def attention_flops(pairs: int, heads: int, head_dim: int) -> int:
+    """Of q k^T and of its product with v, for `pairs` (query, key) pairs per head; softmax itself is not counted."""
+    return 4 * pairs * heads * head_dim
+
+
+def measure_peak(device: torch.device, size: int = 1024, seconds: float = 0.2) -> float:
+    """Best operations per second of a (size, size) matrix product over about `seconds`, with the current threads and
+    under the current autocast."""
+    left = right = torch.full((size, size), 1 / size, device=device)  # not random: the run's generator stays untouched
+    best, end = float("inf"), time.perf_counter() + seconds
+    while time.perf_counter() < end or best == float("inf"):
+        start = time.perf_counter()
+        torch.mm(left, right)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - start)
+    return linear_flops(size, size, size) / best
+
+
+def mfu(forward_flops: float, seconds: float, peak: float) -> float:
+    """Share of the machine's peak that training on batches of `forward_flops` in all used over `seconds`."""
+    return TRAINING_FACTOR * forward_flops / (seconds * peak)

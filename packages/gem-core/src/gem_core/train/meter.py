@@ -1,0 +1,80 @@
+"""What the machine did between two log lines: samples/s, events/s, fill, FLOPs, MFU, memory, waits."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from gem_core.data.batch import Batch
+from gem_core.train.flops import mfu
+
+
+def peak_memory_gib() -> float:
+    """Largest resident memory of this process so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 2**30 if sys.platform == "darwin" else peak / 2**20
+
+
+class Meter:
+    """Adds up batches from their shapes alone and the model's own counts.
+
+    Args:
+        peak: the machine's operations per second, for MFU.
+    """
+
+    def __init__(self, model: nn.Module, peak: float) -> None:
+        self._model: Any = model
+        self._peak = peak
+        self._has_positions = hasattr(model, "positions")
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin a new window."""
+        self._start = time.perf_counter()
+        self._steps = self._rows = self._events = self._flops = self._real = self._computed = 0
+        self._wait = 0.0
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Time within is waiting for data."""
+        start = time.perf_counter()
+        yield
+        self._wait += time.perf_counter() - start
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Time within (an evaluation, a checkpoint) is not the window's."""
+        start = time.perf_counter()
+        yield
+        self._start += time.perf_counter() - start
+
+    def add(self, micro_batches: list[Batch]) -> None:
+        """Count one step."""
+        self._steps += 1
+        for batch in micro_batches:
+            self._rows += batch.rows
+            self._events += sum(fields["time"].values.numel() for fields in batch.events.values())
+            self._flops += sum(self._model.flops(batch).values())
+            if self._has_positions:
+                real, computed = self._model.positions(batch)
+                self._real += real
+                self._computed += computed
+
+    def read(self) -> dict[str, float]:
+        """The window's figures; `fill` only for a model that says which positions it computed, and computed some."""
+        seconds = time.perf_counter() - self._start
+        out = {"samples_per_s": self._rows / seconds, "events_per_s": self._events / seconds}
+        if self._computed:
+            out["fill"] = self._real / self._computed
+        return out | {
+            "gflops_per_step": self._flops / max(1, self._steps) / 1e9,
+            "mfu": mfu(self._flops, seconds, self._peak),
+            "rss_gib": peak_memory_gib(),
+            "wait_share": self._wait / seconds,
+        }
