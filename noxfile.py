@@ -23,6 +23,7 @@ PACKAGES = ["gem-core", "gem-kernels", "gem-parallel", "gem-distill", "gem-serve
 EXAMPLE = "examples/gem-plugin-example"
 CORE_EXTRAS = "demo,tensorboard"  # what gem-core's own tests use
 CONSTRAINTS = ("-c", "constraints/cpu.txt")
+WORKERS = ("-n", "auto", "--maxprocesses=8")
 PYTEST_ENV = {"OMP_NUM_THREADS": "1"}  # one worker per core: torch's own threads would only get in the way
 
 if "PIP_FIND_LINKS" in os.environ:  # pip's folder of local wheels; uv looks only where its own variable says
@@ -51,8 +52,8 @@ def demo(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run the whole suite over every package; with arguments, run pytest with these and no coverage bar."""
     install(session, *editable(), groups=("test",))
-    bar = ["-n", "auto", "--maxprocesses=8", "--cov", "--cov-report=term", "--cov-fail-under=90"]
-    session.run("pytest", *(session.posargs or bar), env=PYTEST_ENV)
+    everything = (*WORKERS, "--cov", "--cov-report=term", "--cov-fail-under=90")
+    session.run("pytest", *(session.posargs or everything), env=PYTEST_ENV)
 
 
 @nox.session(name="tests-alone")
@@ -63,7 +64,8 @@ def tests_alone(session: nox.Session, package: str) -> None:
     install(session, *dict.fromkeys(["./packages/gem-core", f"./{folder}"]))
     session.run("python", "-m", "gem_core.cli", "plugins", "--strict-plugins")  # before any extra is installed
     install(session, f"./packages/gem-core[{CORE_EXTRAS}]", groups=("test",))
-    session.run("pytest", "-n", "auto", "--maxprocesses=8", f"{folder}/tests", *session.posargs, env=PYTEST_ENV)
+    workers = WORKERS if package == "gem-core" else ()  # the others' suites are shorter than a worker's start
+    session.run("pytest", *workers, f"{folder}/tests", *session.posargs, env=PYTEST_ENV)
 
 
 @nox.session(python=["3.11", "3.12", "3.13"])

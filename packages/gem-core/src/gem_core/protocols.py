@@ -29,12 +29,17 @@ class ComponentConfig(BaseModel):
 class Reader(Protocol):
     """Batches with resumable state. Constructed as `Reader(config, schema=Schema | None, seed=int)`.
 
-    A reader that knows its own layout (a shipped set) brings the schema; the others get the recipe's.
+    A reader that knows its own layout (a shipped set) brings the schema; the others get the recipe's. One that has a
+    method `load(split)` is asked, before reader processes fork, to read what they are to share.
     """
 
     Config: ClassVar[type[ComponentConfig]]
     schema: Schema
     """The schema fitted on the training split."""
+
+    def splits(self) -> Sequence[str]:
+        """Those of "train", "validation", "test" that there are rows for."""
+        ...
 
     def iterate(
         self,
@@ -45,11 +50,14 @@ class Reader(Protocol):
         worker: int = 0,
         workers: int = 1,
         state: Mapping[str, Any] | None = None,
+        batch_rows: int = 2048,
     ) -> Iterator[Batch]:
         """One pass over a split ("train", "validation", "test"); training order is shuffled by seed and epoch.
 
-        `state` is what `state()` returned after the last batch taken (or `{"epoch": e}`): the iteration goes on
-        with the very next batch. Each row is given exactly once over all (rank, worker) pairs.
+        A batch has whole requests of about `batch_rows` rows in all. The n-th batch of worker w of W is the rank's
+        batch n W + w: the loader takes them in turn, so the order does not depend on W. `state` is what `state()`
+        returned after the last batch taken (or `{"epoch": e}`): the iteration goes on with the very next batch. Each
+        row is given exactly once over all (rank, worker) pairs.
         """
         ...
 

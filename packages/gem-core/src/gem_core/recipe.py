@@ -1,7 +1,7 @@
 """The recipe: one validated YAML file (or Python dict) that fixes a whole run. Importing this module needs no torch.
 
-Parts that plugins give are `{name: ..., option: ...}`; a bare name is short for it without options. `load` reads a file,
-`resolve` fills in what its parts' own defaults are; a resolved recipe says all that a run depends on but the data.
+Parts that plugins give are `{name: ..., option: ...}`; a bare name is short for it without options. `load` reads a
+file, `resolve` fills in its parts' own defaults; a resolved recipe says all that a run depends on but the data.
 """
 
 from __future__ import annotations
@@ -100,11 +100,13 @@ class Trainer(_Section):
     early_stop: EarlyStop | None = None
     nan_policy: Literal["stop", "skip"] = "stop"
     max_skipped: int = Field(10, ge=0)
-    explode_factor: float | None = Field(None, gt=1, description="loss above this multiple of its running mean is a fault")
+    explode_factor: float | None = Field(None, gt=1, description="a loss this many times its running mean is a fault")
     deterministic: bool = False
 
 
 class Parallel(_Section):
+    """`strategy` is the dense side's; `plan` is the file that a planner wrote."""
+
     strategy: Component = _component("single")
     plan: str | None = None
 
@@ -136,7 +138,7 @@ class Recipe(_Section):
         try:
             value.format(name="", seed=0)
         except (KeyError, IndexError, ValueError, AttributeError) as error:
-            raise ValueError(f"expected a folder with no placeholders but {{name}} and {{seed}}, found {value!r}") from error
+            raise ValueError(f"expected no placeholders but {{name}} and {{seed}}, found {value!r}") from error
         return value
 
     @property
@@ -174,12 +176,16 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def resolve(recipe: Recipe, registry: Registry, where: str = "recipe", overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe with every component's options validated by its `Config` and the defaults filled in.
+    """The recipe with every component's options validated by its `Config`, defaults filled in, and the schema inline.
 
     `where` and `overrides` are what messages blame: the file, and the overrides that `load` applied to it.
     """
-    given = {_split(text)[0]: text for text in overrides}
+    given: dict[Loc, str] = {_split(text)[0]: text for text in overrides}
     value = recipe.dump()
+    if isinstance(recipe.data.schema_, str):
+        from gem_core.schema import Schema
+
+        value["data"]["schema"] = Schema.load(recipe.data.schema_).model_dump(mode="json", exclude_defaults=True)
     for path, component in _components(recipe):
         config = registry.config(_kind(path), component.name, component.options, where, path, given)
         node: Any = value
@@ -246,17 +252,19 @@ def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     out = dict(base)
     for key, value in over.items():
         old = _expand(key, out.get(key)) if isinstance(value, dict) else out.get(key)
-        same = isinstance(old, dict) and isinstance(value, dict) and value.get("name", old.get("name")) == old.get("name")
-        out[key] = _merge(old, value) if same and isinstance(old, dict) else value
+        if isinstance(old, dict) and isinstance(value, dict) and value.get("name", old.get("name")) == old.get("name"):
+            out[key] = _merge(old, value)
+        else:
+            out[key] = value
     return out
 
 
 def _expand(key: str, value: object) -> object:
-    """A component's bare name in its long form, to which options can be added; `schema` alone is a path where a string."""
+    """A component's bare name in its long form, to which options can be added; only `schema` is a path if a string."""
     return {"name": value} if isinstance(value, str) and key != "schema" else value
 
 
-def _split(text: str) -> tuple[Loc, str]:
+def _split(text: str) -> tuple[tuple[str, ...], str]:
     key, equals, raw = text.partition("=")
     path = tuple(key.split("."))
     if not equals or not all(path):

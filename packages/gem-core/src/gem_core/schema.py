@@ -1,4 +1,4 @@
-"""The schema: what a team's log means. A short YAML file, validated; `fit` adds what is learned from the training split.
+"""The schema: what a team's log means. A short YAML file, validated; `fit` adds what the training split teaches.
 
     user: user_id
     time: shown_at
@@ -7,7 +7,8 @@
     events: {click: {max_length: 256, fields: {ad: {}, category: {}}}}
     objectives: {click: {label: clicked}}
 
-Importing this module needs no torch. `Schema.encode` (gem_core.data.encode) is the one preprocessing of training and serving.
+Importing this module needs no torch. `Schema.encode` (gem_core.data.encode) is the one preprocessing of training and
+serving.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ MISSING, UNSEEN, FIRST_KNOWN = 0, 1, 2
 """Encoded ids: 0 for a missing value, 1 for one that the vocabulary does not hold, known values from 2."""
 
 
+_ID_OPTIONS = {"vocabulary", "max_vocabulary", "min_count", "hash", "unseen", "unseen_buckets"}
+
+
 class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -41,7 +45,7 @@ class _Part(BaseModel):
 def _names_to_options(value: object) -> object:
     """`[a, b]` and `{a: null}` are short for `{a: {}, b: {}}`."""
     if isinstance(value, list):
-        return dict.fromkeys(value, {}) if all(isinstance(v, str) for v in value) else value
+        return {name: {} for name in value} if all(isinstance(v, str) for v in value) else value
     if isinstance(value, dict):
         return {k: {} if v is None else v for k, v in value.items()}
     return value
@@ -181,6 +185,21 @@ class Schema(_Part):
     fitted: Fitted | None = None
 
     @model_validator(mode="after")
+    def _one_making_of_ids(self) -> Self:
+        """The first feature of a table says how its ids are made; another may only repeat it."""
+        for table, keys in self.tables().items():
+            first = self.sparse_options(table)
+            for key in keys[1:]:
+                own = self._options_of(key)
+                for name in sorted(_ID_OPTIONS & own.model_fields_set):
+                    if getattr(own, name) != getattr(first, name):
+                        raise ValueError(
+                            f"{key}.{name}: the features of table {table!r} share their ids, and {keys[0]!r} says "
+                            f"{name}: {getattr(first, name)}, found {getattr(own, name)}"
+                        )
+        return self
+
+    @model_validator(mode="after")
     def _consistent(self) -> Self:
         names = [*self.dense, *self.sparse, *self.vectors]
         for name in (*names, *self.events, *self.objectives, *(f for e in self.events.values() for f in e.fields)):
@@ -189,6 +208,8 @@ class Schema(_Part):
         twice = sorted({n for n in names if names.count(n) > 1})
         if twice:
             raise ValueError(f"feature {twice[0]!r} is declared in more than one of dense, sparse, vectors")
+        if self.surfaces is not None and self.surface is None:
+            raise ValueError("surfaces needs `surface`, the column that holds the surface")
         for task, objective in self.objectives.items():
             if objective.surfaces is None:
                 continue
@@ -228,7 +249,9 @@ class Schema(_Part):
 
     def sparse_options(self, table: str) -> SparseFeature | EventField:
         """The declaration that says how a table's ids are made: its first feature's."""
-        key = self.tables()[table][0]
+        return self._options_of(self.tables()[table][0])
+
+    def _options_of(self, key: str) -> SparseFeature | EventField:
         if key in self.sparse:
             return self.sparse[key]
         event, _, name = key.partition(".")

@@ -67,9 +67,7 @@ def explain(
     for fault in error.errors():
         steps, valid = _walk(model, fault["loc"])
         full = (*path, *steps)
-        blamed = [text for key, text in (overrides or {}).items() if key[: len(full)] == full or full[: len(key)] == key]
-        begin = f'override "{blamed[-1]}"' if blamed else where
-        lines.setdefault((begin, full), []).append(_say(fault, full, valid, of))
+        lines.setdefault((blame(full, where, overrides), full), []).append(_say(fault, full, valid, of))
     out = []
     for (begin, _), said in lines.items():
         # The branches of one union fail at one place: the first says where, the others only what else would do.
@@ -77,6 +75,13 @@ def explain(
         first, comma, found = said[0].partition(", found ")
         out.append(f"{begin}: {' or '.join([first, *rest])}{comma}{found}")
     return "\n".join(out)
+
+
+def blame(path: Loc, where: str, overrides: Mapping[Loc, str] | None = None) -> str:
+    """Who set what is at `path`: the last override that touched it, else `where`."""
+    given = (overrides or {}).items()
+    blamed = [text for key, text in given if key[: len(path)] == path or path[: len(key)] == key]
+    return f'override "{blamed[-1]}"' if blamed else where
 
 
 def _walk(model: Any, loc: Loc) -> tuple[Loc, list[str]]:
@@ -122,7 +127,8 @@ def _unwrap(annotation: Any) -> tuple[Any, bool]:
 
 def _say(fault: Any, full: Loc, valid: list[str], of: str) -> str:
     place = ".".join(str(step) for step in full)
-    kind, message, found = fault["type"], fault["msg"], fault.get("input")
+    kind, found = fault["type"], fault.get("input")
+    message: str = fault["msg"]
     for_what = f" of {of}" if of else ""
     if kind == "extra_forbidden":
         return f'unknown key "{place}"{for_what}{nearest(str(full[-1]), valid)}'
@@ -133,6 +139,8 @@ def _say(fault: Any, full: Loc, valid: list[str], of: str) -> str:
     place = f"{place}: " if place else ""
     if kind in ("model_type", "dict_type"):
         return f"{place}expected a mapping of options, found {_show(found)}"
+    if kind == "too_short":
+        return f"{place}expected at least {fault['ctx']['min_length']} item, found {_show(found)}"
     expected = message.removeprefix("Input should be ").partition(", unable to")[0]
     if expected == message:
         return f"{place}{message[0].lower()}{message[1:]}, found {_show(found)}"

@@ -8,8 +8,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import gem_core
 import pytest
+
+import gem_core
 from gem_core.cli import doctor, main
 from gem_core.cli.doctor import Check
 from gem_core.plugins import Plugin, default_registry
@@ -36,7 +37,9 @@ def test_a_sound_environment(has: Callable[..., dict[str, Check]]) -> None:
     found = has(torch="2.13.0+cpu", gem_serve=gem_core.__version__, triton="3.7.1", torchrec="1.8.0")
     assert {c.status for c in found.values()} == {"ok", "note"}
     assert "gem-kernels" not in found, "not installed is not wrong"
-    assert found["extra tensorboard"] == Check("extra tensorboard", "note", "without tensorboard", 'pip install "gem-core[tensorboard]"')
+    assert found["extra tensorboard"] == Check(
+        "extra tensorboard", "note", "without tensorboard", 'pip install "gem-core[tensorboard]"'
+    )
     assert found["python"].found == ".".join(map(str, sys.version_info[:3]))
     assert "GiB" in found["memory"].found and "usable of" in found["processors"].found
 
@@ -50,7 +53,12 @@ def test_a_sound_environment(has: Callable[..., dict[str, Check]]) -> None:
         ({"torch": "unknown"}, "torch", "unknown", 'pip install "torch>=2.11,<2.15"'),
         ({"torch": "2.13.0", "triton": "3.5.1"}, "triton", "3.5.1", 'pip install "triton>=3.6,<4"'),
         ({"torch": "2.13.0", "torchrec": "1.7.0"}, "torchrec", "1.7.0", "pip install torchrec==1.8.*"),
-        ({"torch": "2.13.0", "gem_serve": "0.0.9"}, "gem-serve", "0.0.9", f"pip install gem-serve=={gem_core.__version__}"),
+        (
+            {"torch": "2.13.0", "gem_serve": "0.0.9"},
+            "gem-serve",
+            "0.0.9",
+            f"pip install gem-serve=={gem_core.__version__}",
+        ),
     ],
 )
 def test_what_is_broken(
@@ -70,13 +78,17 @@ def test_what_is_broken(
         ("2.11.0", "1.8.0", "built for torch 2.13: pip install fbgemm-gpu-cpu==1.6.*"),
     ],
 )
-def test_fbgemm_and_torch_are_a_pair(torch: str, fbgemm: str, advice: str, has: Callable[..., dict[str, Check]]) -> None:
+def test_fbgemm_and_torch_are_a_pair(
+    torch: str, fbgemm: str, advice: str, has: Callable[..., dict[str, Check]]
+) -> None:
     found = has(torch=torch, fbgemm_gpu_cpu=fbgemm)
     assert found["fbgemm-gpu-cpu"].status == ("broken" if advice else "ok")
     assert found["fbgemm-gpu-cpu"].advice == advice
 
 
-def test_fbgemm_that_does_not_load(has: Callable[..., dict[str, Check]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_fbgemm_that_does_not_load(
+    has: Callable[..., dict[str, Check]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def with_package(source: str) -> dict[str, Check]:
         (tmp_path / "fbgemm_gpu.py").write_text(source)
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))

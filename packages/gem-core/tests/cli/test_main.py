@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
-import gem_core
 import pytest
+
+import gem_core
 from gem_core.cli import main
 from gem_core.errors import ConfigError, DataError
 from gem_core.plugins import Plugin, Registry, default_registry, hookimpl
@@ -119,7 +120,11 @@ def test_module_form() -> None:
 def test_wrong_use(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
     # click's words vary a little between its releases.
-    shown = one_error(capsys).replace("No such option: --nope", "No such option '--nope'.").replace(": --jsn ", " '--jsn'. ")
+    shown = (
+        one_error(capsys)
+        .replace("No such option: --nope", "No such option '--nope'.")
+        .replace(": --jsn ", " '--jsn'. ")
+    )
     assert message in shown
 
 
@@ -228,7 +233,11 @@ def test_a_plugins_own_debug_option_is_its_own(command: Any, capsys: pytest.Capt
     ("target", "code", "message"),
     [
         (lambda: None, 1, 'command "odd" of plugin test-odd is not a click command'),
-        ("no_such_module_anywhere:command", 1, 'command "odd" of plugin test-odd cannot be loaded from no_such_module_anywhere'),
+        (
+            "no_such_module_anywhere:command",
+            1,
+            'command "odd" of plugin test-odd cannot be loaded from no_such_module_anywhere',
+        ),
     ],
 )
 def test_a_command_that_cannot_be_used(
@@ -241,7 +250,9 @@ def test_a_command_that_cannot_be_used(
     assert message in one_error(capsys)
 
 
-def test_a_command_of_a_package_that_is_not_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_of_a_package_that_is_not_here(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("gem_core.plugins.registry._version", lambda _: None)
     assert main(["serve", "--port", "80"]) == 2
     assert one_error(capsys) == 'command "serve" is not installed: pip install gem-serve'
@@ -275,12 +286,20 @@ def test_plugins_as_json(broken: Registry, capsys: pytest.CaptureFixture[str]) -
     value = json.loads(capsys.readouterr().out)
     assert {p["name"]: p["error"] for p in value["plugins"]}["sick"] == "ImportError: no libsick"
     kunlun = next(c for c in value["components"] if (c["kind"], c["name"]) == ("model", "kunlun"))
-    assert kunlun == {"kind": "model", "name": "kunlun", "plugin": "core", "target": "gem_core.model.kunlun:Kunlun", "help": ""}
+    assert kunlun == {
+        "kind": "model",
+        "name": "kunlun",
+        "plugin": "core",
+        "target": "gem_core.model.kunlun:Kunlun",
+        "help": "",
+    }
     assert value["contract"] == 1
 
 
 @pytest.mark.parametrize("arguments", [["--strict-plugins", "plugins"], ["plugins", "--strict-plugins"]])
-def test_strict_plugins(arguments: list[str], capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest) -> None:
+def test_strict_plugins(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+) -> None:
     assert main(arguments) == 0
     capsys.readouterr()
     request.getfixturevalue("broken")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 import pytest
+
 from gem_core import ops
 from gem_core.plugins import KINDS, default_registry
 from gem_core.protocols import ComponentConfig

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import pluggy
 import pytest
+
 from gem_core.errors import ConfigError, GemError
 from gem_core.plugins import CONTRACT_VERSION, KINDS, Plugin, Registry, default_registry, discover, hookimpl
 from gem_core.plugins import registry as registry_module
@@ -54,19 +55,31 @@ def gem_register_reader(register):
     register("mine", "nowhere:Reader", "My log.")
 """
 BROKEN = {
-    "import error": ("import no_such_module_anywhere", "ModuleNotFoundError: No module named 'no_such_module_anywhere'"),
+    "import error": (
+        "import no_such_module_anywhere",
+        "ModuleNotFoundError: No module named 'no_such_module_anywhere'",
+    ),
     "exits on import": ("raise SystemExit('bye')", "SystemExit: bye"),
     "syntax error": ("def :", "SyntaxError"),
     "bad signature": (WORKS.replace("(register):", "(registrar):"), "Argument(s) {'registrar'} are declared"),
-    "mistyped hook": (WORKS.replace("_reader(", "_raeder("), 'unknown hook "gem_register_raeder"; did you mean "gem_register_reader"?'),
+    "mistyped hook": (
+        WORKS.replace("_reader(", "_raeder("),
+        'unknown hook "gem_register_raeder"; did you mean "gem_register_reader"?',
+    ),
     "no marker": (WORKS.replace("@hookimpl", ""), '"gem_register_reader" lacks its marker: put @hookimpl'),
     "no hook": ("x = 1", "no hook found"),
-    "wrong contract": (WORKS + "\n@hookimpl\ndef gem_contract():\n    return 99\n", "written for hook contract 99, this gem-core has 1"),
+    "wrong contract": (
+        WORKS + "\n@hookimpl\ndef gem_contract():\n    return 99\n",
+        "written for hook contract 99, this gem-core has 1",
+    ),
     "hook raises": (WORKS.replace("register(", "raise KeyError("), "KeyError"),
     "built-in name": (WORKS.replace('"mine"', '"csv"'), 'reader "csv" is registered by both core and'),
     "name of another kind's form": (WORKS.replace('"mine"', '"a b"'), "reader 'a b': expected a name of the form"),
     "name not text": (WORKS.replace('"mine"', "3"), "reader 3: expected a name of the form"),
-    "bad target": (WORKS.replace("nowhere:Reader", "nowhere.Reader"), "target 'nowhere.Reader' is not \"module:attribute\""),
+    "bad target": (
+        WORKS.replace("nowhere:Reader", "nowhere.Reader"),
+        "target 'nowhere.Reader' is not \"module:attribute\"",
+    ),
     "same name twice": (WORKS + '    register("mine", "elsewhere:Reader")\n', 'reader "mine" is registered twice by'),
 }
 
@@ -102,7 +115,9 @@ def test_conflict_names_both_owners_and_takes_nothing_of_the_second(registry: Re
         register("taken", "b:Taken")
 
     registry.register_plugin(offers("model", "taken"), "first")
-    with pytest.raises(ConfigError, match='model "taken" is registered by both first and second; uninstall or rename one'):
+    with pytest.raises(
+        ConfigError, match='model "taken" is registered by both first and second; uninstall or rename one'
+    ):
         registry.register_plugin(plugin(gem_register_model=both), "second")
     assert list(registry.entries["model"]) == ["taken"]
     registry.register_plugin(offers("model", "new"), "second")  # the refused plugin left no trace
@@ -156,7 +171,11 @@ def test_op_is_named_by_op_and_backend(registry: Registry) -> None:
     [
         ("model", "kunlum", 'model "kunlum" is not known; did you mean "kunlun"?'),
         ("model", "zzz", 'model "zzz" is not known; valid: dcnv2, din, kunlun'),
-        ("op", "seed_attention:triton", r'backend "triton" of op seed_attention is not installed: pip install gem-kernels\[triton\]'),
+        (
+            "op",
+            "seed_attention:triton",
+            r'backend "triton" of op seed_attention is not installed: pip install gem-kernels\[triton\]',
+        ),
         ("command", "kernels list", 'command "kernels list" is not installed: pip install gem-kernels'),
         ("planner", "auto", 'planner "auto" is not known$'),
     ],
@@ -169,7 +188,7 @@ def test_unknown_name(kind: str, name: str, message: str, monkeypatch: pytest.Mo
 
 def test_missing_part_of_an_installed_package_asks_for_its_newer_release(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry_module, "_version", lambda _: "0.1.0")
-    with pytest.raises(ConfigError, match="given by gem-serve, not by the release installed, 0.1.0: pip install -U gem-serve"):
+    with pytest.raises(ConfigError, match=r"not in gem-serve 0\.1\.0, which is installed: pip install -U gem-serve"):
         discover([CORE]).get("command", "serve")
 
 
@@ -181,14 +200,18 @@ def test_mistyped_command_of_an_installed_group(registry: Registry) -> None:
 
 def test_unknown_name_mentions_plugins_that_failed(registry: Registry) -> None:
     registry.plugins.append(Plugin("sick", "sick-dist", "1", "ImportError: no"))
-    with pytest.raises(ConfigError, match=r'model "x" is not known \(plugins that failed to load: sick; see gem plugins\)'):
+    with pytest.raises(
+        ConfigError, match=r'model "x" is not known \(plugins that failed to load: sick; see gem plugins\)'
+    ):
         registry.get("model", "x")
 
 
 @pytest.mark.parametrize("target", ["no_such_module_anywhere:Thing", "gem_core.errors:Nothing"])
 def test_target_that_does_not_load_names_its_owner(target: str, registry: Registry) -> None:
     registry.register_plugin(offers("model", "bad", target), "owner")
-    with pytest.raises(GemError, match=f'model "bad" of plugin owner cannot be loaded from {target}: .*Error') as caught:
+    with pytest.raises(
+        GemError, match=f'model "bad" of plugin owner cannot be loaded from {target}: .*Error'
+    ) as caught:
         registry.get("model", "bad").load()
     assert caught.value.exit_code == 1
 
@@ -222,16 +245,20 @@ def test_create_validates_options_and_passes_the_context(registry: Registry) -> 
     registry.register_plugin(offers("batcher", "mine", Batcher), "me")
     made = registry.create("batcher", "mine", {"size": 5}, "recipe r.yaml", seed=7)
     assert (made.config.size, made.context) == (5, {"seed": 7})
-    with pytest.raises(ConfigError, match='recipe r.yaml: unknown key "sise" of batcher "mine"; did you mean "size"?'):
+    with pytest.raises(
+        ConfigError, match=r'^recipe r.yaml: unknown key "sise" of batcher "mine"; did you mean "size"\?'
+    ):
         registry.create("batcher", "mine", {"sise": 5}, "recipe r.yaml")
 
 
 def test_component_that_lacks_its_protocols_methods_is_refused(registry: Registry) -> None:
     registry.register_plugin(offers("reader", "half", HalfAReader), "me")
     registry.register_plugin(offers("model", "bare", object), "me too")
-    with pytest.raises(GemError, match=r'reader "half" of plugin me is not a Reader \(gem_core.protocols\): it lacks iterate$'):
+    with pytest.raises(
+        GemError, match=r'reader "half" of plugin me is not a Reader \(gem_core.protocols\): it lacks splits, iterate$'
+    ):
         registry.create("reader", "half", {}, "recipe")
-    with pytest.raises(GemError, match="it lacks Config, flops$"):
+    with pytest.raises(GemError, match=r"it lacks Config, flops$"):
         registry.create("model", "bare", {}, "recipe")
 
 
@@ -259,6 +286,6 @@ def test_a_plugin_may_use_pluggys_own_marker(registry: Registry) -> None:
 def test_discovery_and_listing_import_neither_torch_nor_pydantic() -> None:
     program = (
         "import sys; from gem_core.plugins import discover; names = [list(e) for e in discover().entries.values()]; "
-        "heavy = {'torch', 'numpy', 'pyarrow', 'pydantic', 'gem_core.model'} & set(sys.modules); assert not heavy, heavy"
+        "heavy = {'torch', 'numpy', 'pyarrow', 'pydantic', 'yaml'} & set(sys.modules); assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

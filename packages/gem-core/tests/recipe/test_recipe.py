@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import Field
+
 from gem_core.errors import ConfigError, GemError
 from gem_core.plugins import Registry, hookimpl
 from gem_core.protocols import ComponentConfig
 from gem_core.recipe import load, parse, resolve
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from pydantic import Field
+from gem_core.schema import Schema
 
 pytestmark = pytest.mark.light
 
@@ -54,14 +56,23 @@ def test_folder_takes_name_and_seed() -> None:
         ({"data": {"reader": "csv", "batch_row": 5}}, 'unknown key "data.batch_row"; did you mean "batch_rows"?'),
         ({"data": {"reader": "csv", "shema": "s.yaml"}}, 'unknown key "data.shema"; did you mean "schema"?'),
         ({"optimizer": {"dense": {"Lr": 1}}}, 'unknown key "optimizer.dense.Lr"; did you mean "lr"?'),
-        ({"trainer": {"early_stop": {"patiense": 1}}}, 'unknown key "trainer.early_stop.patiense"; did you mean "patience"?'),
+        (
+            {"trainer": {"early_stop": {"patiense": 1}}},
+            'unknown key "trainer.early_stop.patiense"; did you mean "patience"?',
+        ),
         ({"trainer": {"qqq": 1}}, 'unknown key "trainer.qqq"; valid: accumulate, '),
         ({"trainer": {"epochs": "many"}}, "recipe: trainer.epochs: expected a valid integer, found 'many'"),
         ({"trainer": {"epochs": 0}}, "trainer.epochs: expected a value greater than or equal to 1, found 0"),
         ({"trainer": {"max_steps": 1.5}}, "trainer.max_steps: expected a valid integer"),
-        ({"optimizer": {"schedule": "cosin"}}, "optimizer.schedule: expected 'constant', 'cosine' or 'linear', found 'cosin'"),
+        (
+            {"optimizer": {"schedule": "cosin"}},
+            "optimizer.schedule: expected 'constant', 'cosine' or 'linear', found 'cosin'",
+        ),
         ({"optimizer": {"clip_norm": -1}}, "optimizer.clip_norm: expected a value greater than 0, found -1"),
-        ({"data": {"reader": "csv", "schema": 3}}, "data.schema: expected a mapping of options or a valid string, found 3"),
+        (
+            {"data": {"reader": "csv", "schema": 3}},
+            "data.schema: expected a mapping of options or a valid string, found 3",
+        ),
         ({"data": {}}, 'missing key "data.reader"'),
         ({"data": None}, "data: expected a mapping of options, found None"),
         ({"model": {"dim": 3}}, 'missing key "model.name"'),
@@ -69,8 +80,11 @@ def test_folder_takes_name_and_seed() -> None:
         ({"metrics": "ranking"}, "metrics: expected a valid list, found 'ranking'"),
         ({"metrics": [{"nam": "x"}]}, 'missing key "metrics.0.name"'),
         ({"task_weights": {"click": "high"}}, "task_weights.click: expected a valid number, found 'high'"),
-        ({"output": "runs/{nam}"}, "output: expected a folder with no placeholders but {name} and {seed}, found 'runs/{nam}'"),
-        ({"output": "runs/{0}"}, "output: expected a folder with no placeholders"),
+        (
+            {"output": "runs/{nam}"},
+            "output: expected no placeholders but {name} and {seed}, found 'runs/{nam}'",
+        ),
+        ({"output": "runs/{0}"}, "output: expected no placeholders"),
         ({"recipe_version": 2}, "recipe_version: expected 1, found 2"),
         ({True: 1}, "keys should be strings, found True"),
         ({"seed": "x" * 200}, "seed: expected a valid integer, found '" + "x" * 76 + "..."),
@@ -197,11 +211,16 @@ def test_overrides(tmp_path: Path) -> None:
         ("trainr.epochs=3", 'override "trainr.epochs=3": unknown key "trainr"; did you mean "trainer"?'),
         ("trainer.epoch=3", 'override "trainer.epoch=3": unknown key "trainer.epoch"; did you mean "epochs"?'),
         ("trainer.epochs=x", "override \"trainer.epochs=x\": trainer.epochs: expected a valid integer, found 'x'"),
-        ("trainer={epochs: x}", "override \"trainer={epochs: x}\": trainer.epochs: expected a valid integer, found 'x'"),
+        (
+            "trainer={epochs: x}",
+            "override \"trainer={epochs: x}\": trainer.epochs: expected a valid integer, found 'x'",
+        ),
     ],
 )
 def test_bad_override_is_what_the_message_names(override: str, message: str, tmp_path: Path) -> None:
-    path = write(tmp_path, "r.yaml", {**SMALL, "seed": 1, "trackers": ["jsonl"], "data": {"reader": "csv", "schema": "s"}})
+    path = write(
+        tmp_path, "r.yaml", {**SMALL, "seed": 1, "trackers": ["jsonl"], "data": {"reader": "csv", "schema": "s"}}
+    )
     with pytest.raises(ConfigError) as caught:
         load(path, ["name=fine", override])
     assert message in str(caught.value)
@@ -221,8 +240,8 @@ def test_python_recipe_is_the_same_object(tmp_path: Path) -> None:
     text = "def recipe():\n    return {'data': {'reader': 'csv'}, 'model': {'name': 'din', 'dim': 2 ** 4}}\n"
     recipe = load(write(tmp_path, "r.py", text), ["model.depth=1"])
     assert recipe.model.options == {"dim": 16, "depth": 1}
-    text = "from gem_core.recipe import parse\ndef recipe():\n    return parse({'data': {'reader': 'csv'}, 'model': 'din'})\n"
-    assert load(write(tmp_path, "o.py", text)) == parse({"data": {"reader": "csv"}, "model": "din"})
+    text = f"from gem_core.recipe import parse\ndef recipe():\n    return parse({SMALL})\n"
+    assert load(write(tmp_path, "o.py", text)) == parse(SMALL)
 
 
 @pytest.mark.parametrize(
@@ -255,7 +274,7 @@ class Thing:
         layers: int = 2
         rate: float = 0.5
         kind: str | None = None
-        towers: dict[str, Tower] = {}
+        towers: dict[str, Tower] = Field(default_factory=dict)
 
 
 @pytest.fixture
@@ -294,7 +313,7 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Registry:
 def test_resolve_fills_in_every_components_defaults(registry: Registry) -> None:
     recipe = parse({**SMALL, "model": {"name": "kunlun", "layers": 4, "towers": {"click": {}}}, "callbacks": ["watch"]})
     resolved = resolve(recipe, registry)
-    filled = {"layers": 2, "rate": 0.5, "kind": None, "towers": {}}
+    filled: dict[str, Any] = {"layers": 2, "rate": 0.5, "kind": None, "towers": {}}
     assert resolved.model.options == {"layers": 4, "rate": 0.5, "kind": None, "towers": {"click": {"width": 8}}}
     for part in [resolved.data.reader, resolved.data.batcher, resolved.precision, resolved.embedding, resolved.loss]:
         assert part.options == filled
@@ -307,15 +326,21 @@ def test_resolve_fills_in_every_components_defaults(registry: Registry) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": {"name": "kunlun", "layer": 1}}, 'recipe r: unknown key "model.layer" of model "kunlun"; did you mean "layers"?'),
+        (
+            {"model": {"name": "kunlun", "layer": 1}},
+            'recipe r: unknown key "model.layer" of model "kunlun"; did you mean "layers"?',
+        ),
         (
             {"model": {"name": "kunlun", "towers": {"click": {"widht": 1}}}},
             'unknown key "model.towers.click.widht" of model "kunlun"; did you mean "width"?',
         ),
         ({"data": {"reader": {"name": "csv", "rate": "x"}}}, "recipe r: data.reader.rate: expected a valid number"),
         ({"trackers": ["console", {"name": "jsonl", "x": 1}]}, 'unknown key "trackers.1.x" of tracker "jsonl"'),
-        ({"loss": "bec"}, 'loss "bec" is not known; did you mean "bce"?'),
-        ({"parallel": {"strategy": "singel"}}, 'strategy "singel" is not known; did you mean "single"?'),
+        ({"loss": "bec"}, 'recipe r: loss: loss "bec" is not known; did you mean "bce"?'),
+        (
+            {"parallel": {"strategy": "singel"}},
+            'recipe r: parallel.strategy: strategy "singel" is not known; did you mean "single"?',
+        ),
     ],
 )
 def test_resolve_names_the_place(change: dict[str, Any], message: str, registry: Registry) -> None:
@@ -324,8 +349,20 @@ def test_resolve_names_the_place(change: dict[str, Any], message: str, registry:
     assert message in str(caught.value)
 
 
+def test_resolve_puts_the_schema_in(registry: Registry, tmp_path: Path) -> None:
+    schema = {"user": "u", "time": "t", "objectives": ["click"], "dense": {"price": {"transform": "log1p"}}}
+    write(tmp_path, "s.yaml", schema)
+    path = write(tmp_path, "r.yaml", {**SMALL, "data": {"reader": "csv", "schema": "s.yaml"}})
+    inline = resolve(load(path), registry).data.schema_
+    assert isinstance(inline, dict)
+    assert Schema.parse(inline) == Schema.parse(schema)
+
+
 def test_resolve_blames_the_override(registry: Registry, tmp_path: Path) -> None:
     path = write(tmp_path, "r.yaml", SMALL)
+    with pytest.raises(ConfigError) as caught:
+        resolve(load(path, ["model=kunlum"]), registry, f"recipe {path}", ["model=kunlum"])
+    assert str(caught.value) == 'override "model=kunlum": model: model "kunlum" is not known; did you mean "kunlun"?'
     for override in ["model.layer=3", "model={name: kunlun, layer: 3}"]:
         with pytest.raises(ConfigError) as caught:
             resolve(load(path, [override]), registry, f"recipe {path}", [override])
@@ -352,7 +389,8 @@ recipes = st.fixed_dictionaries(
         "task_weights": st.dictionaries(texts, st.floats(0, 10), max_size=3),
         "optimizer": st.fixed_dictionaries({}, optional={"sparse_lr": st.floats(1e-9, 10), "clip_norm": st.none()}),
         "trainer": st.fixed_dictionaries(
-            {"epochs": st.integers(1, 9)}, optional={"early_stop": st.just({"patience": 2}), "max_steps": st.integers(1)}
+            {"epochs": st.integers(1, 9)},
+            optional={"early_stop": st.just({"patience": 2}), "max_steps": st.integers(1)},
         ),
         "metrics": st.lists(components, max_size=2),
         "callbacks": st.lists(components, max_size=2),

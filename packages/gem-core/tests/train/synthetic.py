@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import Field
+from torch import Tensor, nn
+
 from gem_core.data.batch import Batch, Jagged
 from gem_core.plugins import Registry, builtin, hookimpl
 from gem_core.protocols import ComponentConfig, Output, Table
 from gem_core.recipe import Recipe, parse
 from gem_core.schema import DenseStats, Fitted, Schema
-from pydantic import Field
-from torch import Tensor, nn
 
 USERS, ADS, PER_REQUEST = 50, 40, 4
 ROWS = {"train": 960, "validation": 320, "test": 320}
@@ -33,7 +34,9 @@ SCHEMA = Schema.parse(
 
 def fitted_schema(rows: int = ROWS["train"]) -> Schema:
     stats = {"price": DenseStats(mean=0.0, std=1.0)}
-    fit = Fitted(rows=rows, dense=stats, vocabularies={}, surfaces=["feed", "reels"], base_rates={"click": 0.4, "buy": 0.2})
+    fit = Fitted(
+        rows=rows, dense=stats, vocabularies={}, surfaces=["feed", "reels"], base_rates={"click": 0.4, "buy": 0.2}
+    )
     return SCHEMA.model_copy(update={"fitted": fit})
 
 
@@ -84,7 +87,7 @@ class SyntheticReader:
 
     class Config(ComponentConfig):
         rows: dict[str, int] = ROWS
-        nan_at: list[int] = []
+        nan_at: tuple[int, ...] = ()
 
     def __init__(self, config: Config, schema: Schema | None = None, seed: int = 0) -> None:
         self.config, self.seed = config, seed

@@ -85,14 +85,19 @@ def _torch(found: str | None) -> Check:
     return Check("torch", "ok" if known else "broken", found, "" if known else want)
 
 
+def _lockstep(torch: str) -> tuple[int, int]:
+    """The release of fbgemm and torchrec for a torch."""
+    return 1, minor(torch)[1] - FBGEMM_BEHIND_TORCH
+
+
 def _fbgemm(torch: str | None) -> Iterator[Check]:
     for name in ("fbgemm-gpu", "fbgemm-gpu-cpu"):
         found = installed(name)
         if found is None or torch is None:
             continue
-        right = (1, minor(torch)[1] - FBGEMM_BEHIND_TORCH)
-        if minor(found) != right:
-            advice = f"built for torch 2.{minor(found)[1] + FBGEMM_BEHIND_TORCH}: pip install {name}=={right[0]}.{right[1]}.*"
+        if minor(found) != _lockstep(torch):
+            want = f"pip install {name}=={'.'.join(map(str, _lockstep(torch)))}.*"
+            advice = f"built for torch 2.{minor(found)[1] + FBGEMM_BEHIND_TORCH}: {want}"
             yield Check(name, "broken", f"{found} with torch {torch}", advice)
         else:
             yield Check(name, "ok", found)
@@ -104,8 +109,8 @@ def _fbgemm(torch: str | None) -> Iterator[Check]:
             yield Check("import fbgemm_gpu", "broken", last, "install the fbgemm that fits this torch, or uninstall it")
     torchrec = installed("torchrec")
     if torchrec is not None and torch is not None:
-        fits = minor(torchrec) == (1, minor(torch)[1] - FBGEMM_BEHIND_TORCH)
-        advice = "" if fits else f"pip install torchrec==1.{minor(torch)[1] - FBGEMM_BEHIND_TORCH}.*"
+        fits = minor(torchrec) == _lockstep(torch)
+        advice = "" if fits else f"pip install torchrec=={'.'.join(map(str, _lockstep(torch)))}.*"
         yield Check("torchrec", "ok" if fits else "broken", torchrec, advice)
 
 
@@ -121,7 +126,9 @@ def _machine() -> Iterator[Check]:
     yield Check("processors", "ok", f"{usable} usable of {here}")
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = _cgroup_limit()
-    shown = f"{total / 2**30:.1f} GiB" + (f", {limit / 2**30:.1f} GiB for this container" if limit and limit < total else "")
+    shown = f"{total / 2**30:.1f} GiB"
+    if limit is not None and limit < total:
+        shown += f", {limit / 2**30:.1f} GiB for this container"
     yield Check("memory", "ok", shown)
 
 
@@ -156,8 +163,8 @@ def _extras() -> Iterator[Check]:
         name = re.match(r"[\w.-]+", requirement)
         if extra and name and installed(name[0]) is None:
             missing.setdefault(extra[1], []).append(name[0])
-    for extra, names in missing.items():
-        yield Check(f"extra {extra}", "note", f"without {', '.join(names)}", f'pip install "gem-core[{extra}]"')
+    for group, names in missing.items():
+        yield Check(f"extra {group}", "note", f"without {', '.join(names)}", f'pip install "gem-core[{group}]"')
 
 
 def _plugins() -> Iterator[Check]:

@@ -6,7 +6,7 @@ Shape letters: B rows (one ad shown), Q requests (one user at one time; its rows
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -96,11 +96,16 @@ class Batch:
         return self.map(lambda t: t.to(device, non_blocking=True))
 
 
+def _jagged(leaves: Iterable[Tensor], max_length: int) -> Jagged:
+    values, offsets = leaves
+    return Jagged(values, offsets, max_length)
+
+
 def _register() -> None:
     pytree.register_pytree_node(
         Jagged,
         lambda j: ([j.values, j.offsets], j.max_length),
-        lambda leaves, max_length: Jagged(*leaves, max_length),
+        _jagged,
         serialized_type_name="gem_core.Jagged",
         to_dumpable_context=str,
         from_dumpable_context=int,

@@ -85,9 +85,8 @@ class Column:
             self.fail(int(bad.argmax()), expected, hint)
 
     def _wrong_type(self, expected: str) -> NoReturn:
-        raise DataError(
-            f'{self.source.name}, column "{self.name}" ({self.role}): expected {expected}, found type {self.values.type}'
-        )
+        place = f'{self.source.name}, column "{self.name}" ({self.role})'
+        raise DataError(f"{place}: expected {expected}, found type {self.values.type}")
 
     def nulls(self) -> Bools:
         """(n,) where there is no value."""
@@ -158,7 +157,8 @@ class Column:
         numbers = self.numbers()
         known = ~np.isnan(numbers)
         self.check(known & (numbers != 0) & (numbers != 1), "true or false (1 or 0)")
-        return known & (numbers == 1)
+        out: Bools = known & (numbers == 1)
+        return out
 
     def texts(self) -> pa.Array:
         """Text of each value, from text or integers; no value is a fault."""

@@ -2,13 +2,13 @@
 
 * Requests are adjacent rows with an equal `request` column or, where the schema names none, with equal user and time;
   user, time and request-level features are those of the first row.
-* Ids become `MISSING`, `UNSEEN` or the place in the table's vocabulary (hash bucket) from `FIRST_KNOWN` on. A multi-valued
-  feature keeps its first `max_length` ids.
-* Numbers are transformed, then standardised by the fitted statistics. One without a value is NaN as a feature and 0 (the
-  mean) in an event; a missing vector is all zeros.
-* A request sees a user's newest `max_length` events with a time strictly before `history_before` (without it, before the
-  request). From a stored log they are looked up; from list columns of a request's first row, oldest event first, one at or
-  after that time is a leak and refused.
+* Ids become `MISSING`, `UNSEEN` or the place in the table's vocabulary (hash bucket) from `FIRST_KNOWN` on. A feature
+  of several ids keeps its first `max_length`.
+* Numbers are transformed, then standardised by the fitted statistics. One without a value is NaN as a feature and 0,
+  the mean, in an event; a missing vector is all zeros.
+* A request sees a user's newest `max_length` events with a time strictly before `history_before` (without it, before
+  the request). From a stored log they are looked up; from list columns of a request's first row, oldest event first,
+  one at or after that time is a leak and refused.
 """
 
 from __future__ import annotations
@@ -154,7 +154,9 @@ class Encoder:
             raise DataError(f'no events of type "{absent[0]}" are given: the schema has events.{absent[0]}')
         unknown = [event for event in tables if event not in self.schema.events]
         if unknown:
-            raise DataError(f'events of type "{unknown[0]}" are not in the schema{nearest(unknown[0], self.schema.events)}')
+            raise DataError(
+                f'events of type "{unknown[0]}" are not in the schema{nearest(unknown[0], self.schema.events)}'
+            )
         counts: dict[str, IdCounts] = {}
         return EventLog({event: self._stored(event, tables[event], counts) for event in self.schema.events}, counts)
 
@@ -171,16 +173,8 @@ class Encoder:
             for name, options in kind.fields.items():
                 values = column(table, options.column or name, f"field {event}.{name}", source)
                 fields[name].append(self.field(event, name, values, counts))
-        user_key, time = _join(users, np.int64), _join(times, np.int64)
-        order = np.lexsort((time, user_key))
-        user_key = user_key[order]
-        distinct, first = np.unique(user_key, return_index=True)
-        return UserEvents(
-            users=distinct,
-            offsets=np.append(first, len(user_key)).astype(np.int64),
-            time=time[order],
-            fields={n: _join(v, self.field_type(event, n))[order] for n, v in fields.items()},
-        )
+        joined = {n: _join(v, self.field_type(event, n)) for n, v in fields.items()}
+        return UserEvents.of(_join(users, np.int64), _join(times, np.int64), joined)
 
     def field(self, event: str, name: str, values: Column, counts: dict[str, IdCounts]) -> Array:
         """(n,) encoded values of an event field: int32 ids or float32 numbers."""
@@ -225,7 +219,9 @@ class _RowsBuilder:
         row_id = self._row_id(table, source)
         surfaces = surface_texts(schema, table, source)
         targets = Targets(schema, table, source, surfaces, required=self.unlabelled != "keep")
-        surface = np.zeros(len(table), np.int32) if surfaces is None else surface_index(schema.surface_names(), surfaces)
+        surface = (
+            np.zeros(len(table), np.int32) if surfaces is None else surface_index(schema.surface_names(), surfaces)
+        )
         if self.unlabelled == "error":
             targets.check_labelled(source)
         elif self.unlabelled == "drop" and not targets.any.all():
@@ -316,9 +312,8 @@ class _RowsBuilder:
             wrong = np.diff(own) != np.diff(offsets)
             if wrong.any():
                 i = int(wrong.argmax())
-                raise DataError(
-                    f'{whole.place(i)}: expected {np.diff(offsets)[i]} values, as many as "{event}.time", found {np.diff(own)[i]}'
-                )
+                lengths = f'{np.diff(offsets)[i]} values, as many as "{event}.time", found {np.diff(own)[i]}'
+                raise DataError(f"{whole.place(i)}: expected {lengths}")
             out[f"field.{name}"] = self.encoder.field(event, name, values, self.counts)
         return out
 
@@ -342,27 +337,25 @@ class _RowsBuilder:
 
     def finish(self) -> EncodedRows:
         """All pieces as one."""
-        joined = {name: np.concatenate(parts) for name, parts in self.flat.items()}
-        grouped: dict[str, dict[str, Any]] = {}
+        flat: dict[str, Any] = {name: np.concatenate(parts) for name, parts in self.flat.items()}
+        groups: dict[str, Any] = {}
         for name, parts in self.groups.items():
-            one = IdColumn.concat if name.endswith("ids") else np.concatenate
-            grouped[name] = {key: one([p[key] for p in parts]) for key in parts[0]}  # type: ignore[operator]
-        user, before = joined["user"], joined.pop("before")
-        if self.log is None:
+            join: Any = IdColumn.concat if name.endswith("ids") else np.concatenate
+            groups[name] = {key: join([part[key] for part in parts]) for key in parts[0]}
+        starts, before = flat.pop("starts"), flat.pop("before")
+        log, limits = self.log, {event: kind.max_length for event, kind in self.schema.events.items()}
+        if log is None:
             log, spans = self._inline_log()
         else:
-            log = self.log
-            spans = {
-                e: log.types[e].spans(user, before, kind.max_length) for e, kind in self.schema.events.items()
-            }
+            spans = {e: log.types[e].spans(flat["user"], before, limit) for e, limit in limits.items()}
         return EncodedRows(
-            offsets=np.append(joined.pop("starts"), self.rows_kept),
+            offsets=np.append(starts, self.rows_kept),
             spans=spans,
             log=log,
-            max_lengths={event: kind.max_length for event, kind in self.schema.events.items()},
+            max_lengths=limits,
             counts=self.counts,
-            **joined,
-            **grouped,
+            **flat,
+            **groups,
         )
 
 

@@ -111,7 +111,11 @@ class _IdFrequencies:
             self._merge()
 
     def _merge(self) -> pa.Table:
-        whole = pa.concat_tables(self.pieces) if self.pieces else pa.table({"id": pa.array([], pa.string()), "n": pa.array([], pa.int64())})
+        whole = (
+            pa.concat_tables(self.pieces)
+            if self.pieces
+            else pa.table({"id": pa.array([], pa.string()), "n": pa.array([], pa.int64())})
+        )
         merged = whole.group_by("id", use_threads=False).aggregate([("n", "sum")]).rename_columns(["id", "n"])
         self.pieces, self.size = [merged], len(merged)
         return merged

@@ -1,7 +1,7 @@
 """Ids: stable keys, hashing and vocabularies, over the distinct values of a column.
 
-An id is the same whether it comes as an integer or as its decimal text (42 and "42"): a log read from CSV, one read from
-Parquet and a request in JSON agree. "007" and "4.0" are texts.
+An id is the same whether it comes as an integer or as its decimal text (42 and "42"): a log read from CSV, one read
+from Parquet and a request in JSON agree. "007" and "4.0" are texts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Encoded rows and stored events as flat arrays, and the assembly of batches from them.
 
-A batch of 2,048 rows costs a few gathers: nothing here loops over rows, requests or events. The arrays are plain numpy, so
-that forked reader processes share them with their parent without a copy.
+A batch of 2,048 rows costs a few gathers: nothing here loops over rows, requests or events. The arrays are plain numpy,
+so that forked reader processes share them with their parent without a copy.
 """
 
 from __future__ import annotations
@@ -73,15 +73,22 @@ def _take_ids(columns: Mapping[str, IdColumn], index: Ints) -> dict[str, Jagged]
 
 @dataclass(frozen=True)
 class UserEvents:
-    """Stored events of one type: those of user i (key `users[i]`, sorted) are offsets[i] .. offsets[i + 1] - 1, in time order.
+    """Stored events of one type: those of user i are offsets[i] .. offsets[i + 1] - 1, in time order.
 
-    `fields`: encoded ids (int32) or numbers (float32) of each event; `time`: int64 seconds.
+    `users`: sorted keys; `fields`: encoded ids (int32) or numbers (float32) of each event; `time`: int64 seconds.
     """
 
     users: Ints
     offsets: Ints
     time: Ints
     fields: dict[str, Array]
+
+    @staticmethod
+    def of(user: Ints, time: Ints, fields: Mapping[str, Array]) -> UserEvents:
+        """Sort events by user and time; those of one user and time keep their order."""
+        order = np.lexsort((time, user))
+        users, first = np.unique(user[order], return_index=True)
+        return UserEvents(users, np.append(first, len(user)), time[order], {n: v[order] for n, v in fields.items()})
 
     def spans(self, user: Ints, before: Ints, limit: int) -> tuple[Ints, Ints]:
         """Start and end of each request's newest `limit` events of `user` that are strictly earlier than `before`."""
@@ -199,7 +206,7 @@ class EncodedRows:
         )
 
     def batches(self, order: Ints, batch_rows: int) -> Ints:
-        """Ends (n,) of the batches of `order`: each holds as many whole requests as fit in `batch_rows` rows, at least one."""
+        """Ends (n,) of the batches of `order`: each has as many whole requests as fit in `batch_rows` rows, or one."""
         total = np.concatenate([[0], np.cumsum(self.offsets[order + 1] - self.offsets[order])])
         ends, place = [], 0
         while place < len(order):

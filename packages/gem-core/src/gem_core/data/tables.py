@@ -1,4 +1,4 @@
-"""In-memory data as Arrow tables: records (mappings), Arrow tables, and frames of any library with the Arrow interface."""
+"""In-memory data as Arrow tables: records (mappings), Arrow tables, frames of any library with the Arrow interface."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _array(name: str, values: list[Any]) -> pa.Array:
 
 
 def any_table(data: Any, name: str) -> pa.Table:
-    """An Arrow table of an Arrow table, a frame (pandas, polars: the Arrow PyCapsule interface), records, or columns."""
+    """An Arrow table of one, of a frame (pandas, polars: the Arrow PyCapsule interface), of records, or of columns."""
     try:
         if isinstance(data, pa.Table):
             return data

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -16,7 +17,9 @@ from gem_core.data.rows import Dense
 from gem_core.errors import DataError, nearest
 from gem_core.schema import DenseFeature, EventField, Schema
 
-Role = Literal["user", "time", "request", "row id", "surface", "dense", "id", "vector", "label", "mask", "weight", "event"]
+Role = Literal[
+    "user", "time", "request", "row id", "surface", "dense", "id", "vector", "label", "mask", "weight", "event"
+]
 Unlabelled = Literal["error", "keep", "drop"]
 """What to do with a row that has a label for no task."""
 
@@ -98,10 +101,10 @@ def surface_texts(schema: Schema, table: pa.Table, source: Source) -> Column | N
     return Column(found.texts(), found.name, found.role, source)
 
 
-def surface_index(names: list[str], surfaces: Column) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+def surface_index(names: list[str], surfaces: Column) -> npt.NDArray[np.int32]:
     """(n,) index of each surface in `names`."""
     found = pc.fill_null(pc.index_in(surfaces.values, value_set=pa.array(names, pa.string())), -1)
-    out = found.to_numpy(zero_copy_only=False).astype(np.int32)
+    out: npt.NDArray[np.int32] = found.to_numpy(zero_copy_only=False).astype(np.int32)
     if (out < 0).any():
         i = int((out < 0).argmax())
         surfaces.fail(i, f"one of {', '.join(names)}", nearest(surfaces.values[i].as_py(), names).split("; valid")[0])
@@ -109,9 +112,11 @@ def surface_index(names: list[str], surfaces: Column) -> np.ndarray[tuple[int], 
 
 
 class Targets:
-    """Labels, masks and weights of the rows of a table, (n,) float32 per task; where the mask is 0 so are the others."""
+    """Labels, masks and weights of a table's rows, (n,) float32 per task; where the mask is 0 so are the others."""
 
-    def __init__(self, schema: Schema, table: pa.Table, source: Source, surfaces: Column | None, required: bool) -> None:
+    def __init__(
+        self, schema: Schema, table: pa.Table, source: Source, surfaces: Column | None, required: bool
+    ) -> None:
         self.labels: dict[str, Dense] = {}
         self.masks: dict[str, Dense] = {}
         self.weights: dict[str, Dense] = {}

@@ -1,31 +1,25 @@
-"""The practitioner's baseline: LightGBM, one model per objective, on the prepared log's past counts, recency and rates.
+"""The practitioner's baseline: LightGBM, one ensemble per objective, on past counts, recency and per-week rates.
 
-It sees the rows, features and time split that GEM sees; what it cannot use are the histories themselves, and ids of products
-and coupons, which it overfits. `benchmarks/completejourney_trees.py` trains the same trees for longer.
+It is trained on the very rows, features and splits that a reader gives the other models. What it cannot use are the histories
+themselves, multi-valued features, and ids with so many values that they only overfit (`free_ids`).
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.dataset as ds
 from numpy.typing import NDArray
 
+from gem_core.data.rows import EncodedRows
 from gem_core.errors import ConfigError
-
-FREE_IDS = ("product", "coupon")
-"""Sparse columns that are left out."""
+from gem_core.schema import Schema
 
 Progress = Callable[[str, int, float], None]
-"""Called as `progress(objective, trees, validation NE)`."""
+"""Called after each tree as `progress(objective, trees, validation NE)`."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +34,7 @@ class TreeOptions:
     threads: int = 2
 
     def parameters(self) -> dict[str, Any]:
-        """LightGBM's own options; a seed and a number of threads fix the model."""
+        """LightGBM's own options; seed and threads fix the model."""
         return {
             "objective": "binary",
             "metric": "binary_logloss",
@@ -60,122 +54,102 @@ class TreeOptions:
 
 
 @dataclass(frozen=True)
-class Rows:
-    """A split: features (n, columns) float32, NaN where missing; per objective labels (NaN where masked) and weights."""
+class TreeFeatures:
+    """The columns that trees see: all dense features, then single-valued ids and the surface as categories."""
 
-    features: NDArray[np.float32]
-    labels: dict[str, NDArray[np.float32]]
-    weights: dict[str, NDArray[np.float32]]
-    surface: NDArray[np.int64]
-    user: NDArray[np.int64]
-
-
-@dataclass
-class PreparedLog:
-    """The folder that `gem_core.data.completejourney.prepare` makes, as trees read it."""
-
-    folder: Path
-    surfaces: tuple[str, ...]
-    objectives: tuple[str, ...] = field(init=False)
-    dense: tuple[str, ...] = field(init=False)
-    categorical: tuple[str, ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        columns = json.loads((self.folder / "manifest.json").read_text())["columns"]
-        self.objectives = tuple(columns["objectives"])
-        self.dense = (*columns["dense"]["request"], *columns["dense"]["row"])
-        sparse = (*columns["sparse"]["request"], *columns["sparse"]["row"])
-        self.categorical = ("surface", *(name for name in sparse if name not in FREE_IDS))
-        self._codes: dict[str, pa.Array] = {}
+    schema: Schema
+    free_ids: Collection[str] = ()
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        """Names of the columns of `Rows.features`."""
-        return (*self.dense, *self.categorical)
+    def dense(self) -> list[str]:
+        """Names of the numeric columns."""
+        return [*self.schema.names("dense", "request"), *self.schema.names("dense", "row")]
 
-    def read(self, split: str) -> Rows:
-        """The rows of a split. Categories are numbered as the training split, which must be read first, has them."""
-        wanted = ["user", "rate", *self.objectives, *self.dense, *self.categorical]
-        rows = ds.dataset(self.folder / "rows.parquet")
-        table = rows.to_table(columns=wanted, filter=pc.field("split") == split)
-        features = np.empty((len(table), len(self.columns)), np.float32)
-        for place, name in enumerate(self.dense):
-            features[:, place] = table[name].to_numpy()
-        for place, name in enumerate(self.categorical, len(self.dense)):
-            if split == "train":
-                self._codes[name] = table[name].unique().drop_null()
-            codes = pc.index_in(table[name], self._codes[name])
-            features[:, place] = codes.cast(pa.float32()).to_numpy()
-        labels = {task: table[task].to_numpy().astype(np.float32) for task in self.objectives}
-        rate = table["rate"].to_numpy()
-        surface = pc.index_in(table["surface"], pa.array(self.surfaces)).to_numpy()
-        return Rows(
-            features,
-            labels,
-            {task: np.where(label == 0, 1 / rate, 1).astype(np.float32) for task, label in labels.items()},
-            surface.astype(np.int64),
-            table["user"].to_numpy().astype(np.int64),
-        )
+    @property
+    def categories(self) -> list[str]:
+        """Names of the categorical columns."""
+        single = [n for n, f in self.schema.sparse.items() if not f.multi and n not in self.free_ids]
+        return [*single, "surface"]
+
+    def matrix(self, rows: EncodedRows) -> NDArray[np.float32]:
+        """(B, columns) float32, NaN where a number is missing; ids as the schema encodes them."""
+        request = np.repeat(np.arange(rows.requests), np.diff(rows.offsets))
+        out = np.empty((rows.rows, len(self.dense) + len(self.categories)), np.float32)
+        at = rows.request_dense.shape[1]
+        out[:, :at] = rows.request_dense[request]
+        out[:, at : len(self.dense)] = rows.dense
+        for place, name in enumerate(self.categories, len(self.dense)):
+            if name == "surface":
+                out[:, place] = rows.surface
+            elif name in rows.ids:
+                out[:, place] = rows.ids[name].values
+            else:
+                out[:, place] = rows.request_ids[name].values[request]
+        return out
 
 
 @dataclass(frozen=True)
-class Fitted:
-    """A trained ensemble of one objective; `curve` is the validation NE after each tree."""
+class Ensemble:
+    """The trees of one objective; `curve` is the validation NE after each, `best` the number that is used."""
 
     booster: Any
     curve: list[float]
+    best: int
 
-    def logits(self, rows: Rows) -> NDArray[np.float64]:
-        """(n,) log-odds by the best number of trees."""
-        scores: NDArray[np.float64] = self.booster.predict(
-            rows.features, raw_score=True, num_iteration=self.booster.best_iteration
-        )
+    def logits(self, matrix: NDArray[np.float32]) -> NDArray[np.float64]:
+        """(B,) log-odds."""
+        scores: NDArray[np.float64] = self.booster.predict(matrix, raw_score=True, num_iteration=self.best)
         return scores
 
 
-def entropy(labels: NDArray[np.float32], weights: NDArray[np.float32]) -> float:
-    """Mean log-loss of predicting the base rate for every row; labels must have both classes."""
-    rate = float(np.average(labels, weights=weights))
-    return -(rate * math.log(rate) + (1 - rate) * math.log1p(-rate))
-
-
-def fit(
-    log: PreparedLog, train: Rows, validation: Rows, options: TreeOptions, progress: Progress
-) -> Mapping[str, Fitted]:
+def fit_trees(
+    features: TreeFeatures, train: EncodedRows, validation: EncodedRows, options: TreeOptions, progress: Progress
+) -> dict[str, Ensemble]:
     """One ensemble per objective, its size chosen on the validation split.
 
     Raises:
-        ConfigError: LightGBM is not installed.
+        ConfigError: LightGBM is not installed, or a split has only one class of an objective.
     """
     try:
         import lightgbm
     except ImportError as error:
-        raise ConfigError("LightGBM is not installed: pip install gem-core[demo]") from error
-    return {task: _fit(lightgbm, log, task, train, validation, options, progress) for task in log.objectives}
+        raise ConfigError('LightGBM is not installed: pip install "gem-core[demo]"') from error
+    matrices = features.matrix(train), features.matrix(validation)
+    out = {}
+    for task in features.schema.objectives:
+        sets: list[Any] = []
+        for split, rows, matrix in zip(("train", "validation"), (train, validation), matrices, strict=True):
+            counted = rows.masks[task] > 0
+            label, weight = rows.labels[task][counted], rows.weights[task][counted]
+            if not 0 < label.sum() < len(label):
+                raise ConfigError(f"trees: the {split} split has only one class of {task}: take more rows")
+            sets.append(
+                lightgbm.Dataset(
+                    matrix[counted], label, weight=weight, reference=sets[0] if sets else None,
+                    feature_name=[*features.dense, *features.categories], categorical_feature=features.categories,
+                )
+            )  # fmt: skip
+        curve: list[float] = []
+        record = _recorder(task, entropy(label, weight), curve, progress)
+        stop = lightgbm.early_stopping(options.patience, verbose=False)
+        parameters = options.parameters()
+        booster = lightgbm.train(parameters, sets[0], options.trees, valid_sets=[sets[1]], callbacks=[record, stop])
+        out[task] = Ensemble(booster, curve, booster.best_iteration)
+    return out
 
 
-def _fit(
-    lightgbm: Any, log: PreparedLog, task: str, train: Rows, validation: Rows, options: TreeOptions, progress: Progress
-) -> Fitted:
-    sets = []
-    for rows in (train, validation):
-        seen = ~np.isnan(rows.labels[task])
-        sets.append(
-            lightgbm.Dataset(
-                rows.features[seen], rows.labels[task][seen], weight=rows.weights[task][seen],
-                feature_name=list(log.columns), categorical_feature=list(log.categorical),
-                reference=sets[0] if sets else None, free_raw_data=True,
-            )
-        )  # fmt: skip
-    seen = ~np.isnan(validation.labels[task])
-    floor = entropy(validation.labels[task][seen], validation.weights[task][seen])
-    curve: list[float] = []
+def _recorder(task: str, floor: float, curve: list[float], progress: Progress) -> Callable[[Any], None]:
+    """A LightGBM callback that adds each validation NE to `curve`."""
 
     def record(environment: Any) -> None:
         curve.append(environment.evaluation_result_list[0][2] / floor)
         progress(task, len(curve), curve[-1])
 
-    record.order = 5  # type: ignore[attr-defined]  # before early stopping, so that the last tree is recorded too
-    stop = lightgbm.early_stopping(options.patience, verbose=False)
-    booster = lightgbm.train(options.parameters(), sets[0], options.trees, valid_sets=[sets[1]], callbacks=[record, stop])
-    return Fitted(booster, curve)
+    record.order = 0  # type: ignore[attr-defined]  # before early stopping, which ends training by an exception
+    return record
+
+
+def entropy(label: NDArray[np.float32], weight: NDArray[np.float32]) -> float:
+    """Mean log-loss of predicting the base rate for every row; there must be both classes."""
+    rate = float(np.average(label.astype(np.float64), weights=weight))
+    return -(rate * math.log(rate) + (1 - rate) * math.log1p(-rate))

@@ -30,7 +30,6 @@ class DCNv2Config(ComponentConfig):
     cross_rank: int = Field(32, ge=1)
     hidden: tuple[int, ...] = (256, 128)
     dropout: float = Field(0.1, ge=0, lt=1)
-    dense_skip: bool = True
 
 
 class CrossLayer(nn.Module):
@@ -63,8 +62,7 @@ class DCNv2(nn.Module):
         width = (self.features.tokens["request"] + self.features.tokens["row"]) * dim + pooled
         self.cross = nn.ModuleList(CrossLayer(width, config.cross_rank) for _ in range(config.cross_layers))
         self.mlp = MLP([width, *config.hidden], config.dropout)
-        skip = self.features.dense_width("row") + self.features.dense_width("request") if config.dense_skip else 0
-        self.heads = Heads(schema, width + config.hidden[-1], (), skip)
+        self.heads = Heads(schema, width + config.hidden[-1], ())
 
     def forward(self, batch: Batch, hidden: Sequence[str] = ()) -> Output:
         """Raises ConfigError for a hidden layer that the model does not have."""
@@ -81,8 +79,7 @@ class DCNv2(nn.Module):
         for layer in self.cross:
             x = layer(x0, x)
         trunk = torch.cat([x, nn.functional.gelu(self.mlp(x0))], 1)
-        dense = torch.cat([tokens.row_dense, tokens.request_dense[batch.request]], 1)
-        return Output(self.heads(trunk, batch.surface, dense), {"trunk": trunk} if "trunk" in hidden else {})
+        return Output(self.heads(trunk, batch.surface, tokens.skip), {"trunk": trunk} if "trunk" in hidden else {})
 
     def flops(self, batch: Batch) -> dict[str, int]:
         """Forward FLOPs by module, 2 per multiply-add."""

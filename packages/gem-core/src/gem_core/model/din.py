@@ -33,7 +33,6 @@ class DINConfig(ComponentConfig):
     attention_hidden: tuple[int, ...] = (64, 32)
     hidden: tuple[int, ...] = (256, 128)
     dropout: float = Field(0.1, ge=0, lt=1)
-    dense_skip: bool = True
 
 
 class TargetAttention(nn.Module):
@@ -73,8 +72,7 @@ class DIN(nn.Module):
         self.attention = ByName({e: TargetAttention(w, config.attention_hidden) for e, w in widths.items()})
         tokens = (self.features.tokens["request"] + self.features.tokens["row"]) * dim
         self.mlp = MLP([tokens + 2 * sum(widths.values()), *config.hidden], config.dropout)
-        skip = self.features.dense_width("row") + self.features.dense_width("request") if config.dense_skip else 0
-        self.heads = Heads(schema, config.hidden[-1], (), skip)
+        self.heads = Heads(schema, config.hidden[-1], ())
 
     def forward(self, batch: Batch, hidden: Sequence[str] = ()) -> Output:
         """Raises ConfigError for a hidden layer that the model does not have."""
@@ -88,8 +86,7 @@ class DIN(nn.Module):
             query = torch.cat([looked[f] for _, f in pairs], 1)
             parts += [query, self.attention[event](query, keys, events[event]["time"].offsets, batch.request)]
         trunk = nn.functional.gelu(self.mlp(torch.cat(parts, 1)))
-        dense = torch.cat([tokens.row_dense, tokens.request_dense[batch.request]], 1)
-        return Output(self.heads(trunk, batch.surface, dense), {"trunk": trunk} if "trunk" in hidden else {})
+        return Output(self.heads(trunk, batch.surface, tokens.skip), {"trunk": trunk} if "trunk" in hidden else {})
 
     def positions(self, batch: Batch) -> tuple[int, int]:
         """(real, computed) event positions: each event once per row, no padding."""

@@ -25,6 +25,7 @@ class FeatureConfig(ComponentConfig):
 
     `match_only` names sparse features that only serve to match events against the ad (a free id per ad overfits where
     ads are many and rows few); `id_dropout` replaces ids of a feature by the unseen id while training.
+    `dense_skip` adds a linear map of the encoded dense features to each logit. `dropout` is that of the encoded features.
     """
 
     embedding_dim: int = Field(16, ge=1)
@@ -32,6 +33,7 @@ class FeatureConfig(ComponentConfig):
     match_only: tuple[str, ...] = ()
     id_dropout: dict[str, float] = {}
     dense_tokens: int = Field(2, ge=1)
+    dense_skip: bool = True
     dropout: float = Field(0.0, ge=0, lt=1)
 
 
@@ -50,12 +52,11 @@ def truncate(fields: Mapping[str, Jagged], limit: int) -> dict[str, Jagged]:
 
 @dataclass
 class Tokens:
-    """request (Q, Nq, D); rows (B, Nr, D); the encoded dense features of both levels, for linear skips."""
+    """request (Q, Nq, D); rows (B, Nr, D); skip (B, tasks): a linear map of the encoded dense features, if asked for."""
 
     request: Tensor
     rows: Tensor
-    request_dense: Tensor
-    row_dense: Tensor
+    skip: Tensor | None
 
 
 class FeatureTokens(nn.Module):
@@ -68,7 +69,7 @@ class FeatureTokens(nn.Module):
         event_keys: lookup keys of the event fields that the model embeds.
     """
 
-    def __init__(self, schema: Schema, config: FeatureConfig, dim: int, event_keys: Sequence[str] = ()) -> None:
+    def __init__(self, schema: Schema, config: FeatureConfig, dim: int, event_keys: Sequence[str]) -> None:
         super().__init__()
         self.config = config
         known = {*schema.sparse, *schema.sparse_keys()}
@@ -96,6 +97,7 @@ class FeatureTokens(nn.Module):
         fitted = schema.require_fitted()
         self.encoders = ByName()
         self.dense = ByName()
+        self.skip = ByName()
         self.vectors = ByName()
         self.project = ByName()
         self.tokens = {"request": 0, "row": 1}
@@ -105,6 +107,9 @@ class FeatureTokens(nn.Module):
             if names:
                 count = config.dense_tokens if level == "row" else 1
                 self.dense[level] = nn.Linear(self.encoders[level].width, count * dim)
+                if config.dense_skip:
+                    self.skip[level] = nn.Linear(self.encoders[level].width, len(schema.objectives), bias=False)
+                    nn.init.zeros_(self.skip[level].weight)
                 self.tokens[level] += count
             for name in self.sparse[level]:
                 if self.widths[name] != dim:
@@ -123,12 +128,6 @@ class FeatureTokens(nn.Module):
     @staticmethod
     def _pooling(schema: Schema, keys: Sequence[str]) -> str:
         return next((schema.sparse[k].pooling for k in keys if k in schema.sparse and schema.sparse[k].multi), "mean")
-
-    def dense_width(self, level: str) -> int:
-        """Width of the encoded dense features of a level."""
-        encoder = self.encoders[level]
-        assert isinstance(encoder, PiecewiseLinear)
-        return encoder.width
 
     def ids(self, batch: Batch, events: Mapping[str, Mapping[str, Jagged]]) -> dict[str, Tensor | Jagged]:
         """The ids of one look-up for everything: sparse features (pooled where multi-valued) and event fields."""
@@ -152,7 +151,14 @@ class FeatureTokens(nn.Module):
         rows = self._level("row", row_dense, batch.vectors, looked)
         rows.append(self.surface[batch.surface].unsqueeze(1))
         nothing = row_dense.new_zeros(batch.requests, 0, self.dim)
-        return Tokens(torch.cat([nothing, *request], 1), torch.cat(rows, 1), request_dense, row_dense)
+        return Tokens(torch.cat([nothing, *request], 1), torch.cat(rows, 1), self._skip(batch, request_dense, row_dense))
+
+    def _skip(self, batch: Batch, request_dense: Tensor, row_dense: Tensor) -> Tensor | None:
+        row = self.skip["row"](row_dense) if "row" in self.skip else None
+        if "request" not in self.skip:
+            return row
+        request: Tensor = self.skip["request"](request_dense)[batch.request]
+        return request if row is None else row + request
 
     def _level(
         self, level: str, dense: Tensor, vectors: Mapping[str, Tensor], looked: Mapping[str, Tensor]
@@ -173,6 +179,7 @@ class FeatureTokens(nn.Module):
         for level, n in units.items():
             if level in self.dense:
                 total += n * self.dense[level].weight.numel()
+                total += n * self.skip[level].weight.numel() if level in self.skip else 0
             total += n * sum(self.project[k].weight.numel() for k in self.sparse[level] if k in self.project)
             total += n * sum(self.vectors[name].weight.numel() for name in self.vector_names[level])
         return total

@@ -1,4 +1,4 @@
-"""One head per objective on the shared trunk, with a bias per surface and an optional linear skip from the dense features."""
+"""One head per objective on the shared trunk, with a bias per surface."""
 
 from __future__ import annotations
 
@@ -13,22 +13,19 @@ from gem_core.schema import Schema
 
 
 class Heads(nn.Module):
-    """logit_task = MLP_task(x) + bias[task, surface] + skip_task(dense).
+    """logit_task = MLP_task(x) + bias[task, surface] + skip[task].
 
     The biases start at the training split's base rates, so that an untrained model is calibrated.
 
     Args:
         schema: a fitted schema.
-        width: of x. hidden: hidden sizes of each task's MLP. skip: width of the dense inputs of the linear skip (0: none).
+        width: of x. hidden: hidden sizes of each task's MLP.
     """
 
-    def __init__(self, schema: Schema, width: int, hidden: Sequence[int], skip: int = 0, dropout: float = 0.0) -> None:
+    def __init__(self, schema: Schema, width: int, hidden: Sequence[int], dropout: float = 0.0) -> None:
         super().__init__()
         self.tasks = list(schema.objectives)
         self.heads = ByName({task: MLP([width, *hidden, 1], dropout) for task in self.tasks})
-        self.skip = nn.Linear(skip, len(self.tasks), bias=False) if skip else None
-        if self.skip is not None:
-            nn.init.zeros_(self.skip.weight)
         rates = schema.require_fitted().base_rates
         start = [_logit(rates.get(task, 0.5)) for task in self.tasks]
         surfaces = len(schema.surface_names())
@@ -37,9 +34,8 @@ class Heads(nn.Module):
             last = [m for m in head.modules() if isinstance(m, nn.Linear)][-1]
             nn.init.zeros_(last.bias)
 
-    def forward(self, x: Tensor, surface: Tensor, dense: Tensor | None = None) -> dict[str, Tensor]:
-        """x (B, width), surface (B,), dense (B, skip) -> per task (B,) logits in float32."""
-        skip = self.skip(dense) if self.skip is not None and dense is not None else None
+    def forward(self, x: Tensor, surface: Tensor, skip: Tensor | None = None) -> dict[str, Tensor]:
+        """x (B, width), surface (B,), skip (B, tasks) -> per task (B,) logits in float32."""
         out = {}
         for i, task in enumerate(self.tasks):
             logit = self.heads[task](x).squeeze(1).float() + self.surface_bias[i][surface]

@@ -14,16 +14,16 @@ the number of its rows. Shape letters: B rows, Q requests, N tokens, R compresse
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from gem_core.data.batch import Batch, Jagged
+from gem_core.data.batch import Batch
 from gem_core.errors import ConfigError, nearest
-from gem_core.model.features import FeatureConfig, FeatureTokens, Tokens, truncate
+from gem_core.model.features import FeatureConfig, FeatureTokens, Tokens
 from gem_core.model.heads import Heads
 from gem_core.model.layers import ByName, MLP, TokenMap, linear_macs, rms_unit
 from gem_core.model.match import MatchCounts
@@ -45,7 +45,6 @@ class KunlunConfig(ComponentConfig):
         comp_skip: even layers without self-attention, odd ones without pooling and feed-forward.
         match_bins: bins of age of the match tokens (0: none). match_tokens: tokens that they give.
         objective_tokens: a token of its own for each objective.
-        dense_skip: a linear skip from the encoded dense features (and match counts) to each logit.
     """
 
     dim: int = Field(32, ge=2)
@@ -62,7 +61,6 @@ class KunlunConfig(ComponentConfig):
     match_bins: int = Field(0, ge=0)
     match_tokens: int = Field(2, ge=1)
     objective_tokens: bool = True
-    dense_skip: bool = True
     head_hidden: tuple[int, ...] = (64,)
     head_dropout: float = Field(0.0, ge=0, lt=1)
 
@@ -158,11 +156,7 @@ class Kunlun(nn.Module):
             tokens = layers[-1].interaction.tokens_out
         self.layers = nn.ModuleList(layers)
         self.norm = nn.LayerNorm(config.dim)
-        skip = 0
-        if config.dense_skip:
-            skip = self.features.dense_width("row") + self.features.dense_width("request")
-            skip += self.match.width if self.match else 0
-        self.heads = Heads(schema, (tokens + summary) * config.dim, config.head_hidden, skip, config.head_dropout)
+        self.heads = Heads(schema, (tokens + summary) * config.dim, config.head_hidden, config.head_dropout)
         self.hidden_names = (
             *(f"layer.{i}.x" for i in range(config.layers)),
             *(f"{e}.layer.{i}.h" for e in towers for i in range(config.layers)),
@@ -211,19 +205,13 @@ class Kunlun(nn.Module):
         trunk = self.norm(torch.cat([x, *final], 1)).flatten(1)
         if "trunk" in hidden:
             kept["trunk"] = trunk
-        return Output(self.heads(trunk, batch.surface, self._skip(batch, tokens, counts)), kept)
+        return Output(self.heads(trunk, batch.surface, tokens.skip), kept)
 
     def _all_tokens(self, batch: Batch, tokens: Tokens, rows: Tensor) -> Tensor:
         parts = [tokens.request[batch.request], rows]
         if self.objectives is not None:
             parts.append(self.objectives.expand(batch.rows, -1, -1))
         return torch.cat(parts, 1)
-
-    def _skip(self, batch: Batch, tokens: Tokens, counts: Tensor | None) -> Tensor | None:
-        if not self.config.dense_skip:
-            return None
-        parts = [tokens.row_dense, tokens.request_dense[batch.request]]
-        return torch.cat(parts if counts is None else [*parts, counts], 1)
 
     # ---- accounting --------------------------------------------------------------------------------------------
 

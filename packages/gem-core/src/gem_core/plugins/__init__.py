@@ -3,4 +3,14 @@
 from gem_core.plugins.hooks import CONTRACT_VERSION, Register, hookimpl
 from gem_core.plugins.registry import KINDS, Entry, Plugin, Registry, default_registry, discover
 
-__all__ = ["CONTRACT_VERSION", "KINDS", "Entry", "Plugin", "Register", "Registry", "default_registry", "discover", "hookimpl"]
+__all__ = [
+    "CONTRACT_VERSION",
+    "KINDS",
+    "Entry",
+    "Plugin",
+    "Register",
+    "Registry",
+    "default_registry",
+    "discover",
+    "hookimpl",
+]

@@ -28,13 +28,18 @@ def gem_register_model(register: Register) -> None:
 @hookimpl
 def gem_register_op(register: Register) -> None:
     # gem_core.ops, which may import nothing of ours, offers these itself; here they are listed, and their names taken.
-    register("jagged_attention:reference", "gem_core.ops.reference:JaggedReference")
-    register("block_attention:reference", "gem_core.ops.reference:BlockReference")
-    register("seed_attention:reference", "gem_core.ops.reference:SeedReference")
-    register("gdpa:reference", "gem_core.ops.reference:GdpaReference")
-    register("gdpa_ffn:reference", "gem_core.ops.reference:FfnReference")
-    register("hstu_attention:reference", "gem_core.ops.reference:HstuReference")
-    register("rote:reference", "gem_core.ops.reference:RoteReference")
+    classes = {
+        "jagged_attention": "Jagged",
+        "block_attention": "Block",
+        "seed_attention": "Seed",
+        "gdpa": "Gdpa",
+        "gdpa_ffn": "Ffn",
+        "hstu_attention": "Hstu",
+        "rote": "Rote",
+    }
+    for op, name in classes.items():
+        register(f"{op}:reference", f"gem_core.ops.reference:{name}Reference")
+        register(f"{op}:ragged", f"gem_core.ops.ragged:Ragged{name}")
 
 
 @hookimpl
@@ -87,4 +92,4 @@ def gem_register_command(register: Register) -> None:
     register("predict", "gem_core.cli.predict:predict", "Score the rows of a file with a run.")
     register("plugins", "gem_core.cli.plugins:plugins", "List what is installed: kinds, names, owners, broken plugins.")
     register("doctor", "gem_core.cli.doctor:doctor", "Check this machine and the installed versions.")
-    register("data profile", "gem_core.cli.data:profile", "Profile a log: rows, rates, lengths, missing values, faults.")
+    register("data profile", "gem_core.cli.data:profile", "Profile a log: rates, lengths, missing values, faults.")

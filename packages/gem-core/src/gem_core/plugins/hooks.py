@@ -17,7 +17,7 @@ from typing import Protocol
 import pluggy
 
 CONTRACT_VERSION = 1
-"""Raised when a protocol of gem_core.protocols or a hook changes incompatibly; a plugin may state its own by gem_contract."""
+"""Goes up when a protocol or a hook changes incompatibly; a plugin states its own by gem_contract."""
 
 PROJECT = "gem"
 hookspec = pluggy.HookspecMarker(PROJECT)

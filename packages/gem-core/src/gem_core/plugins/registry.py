@@ -53,7 +53,10 @@ GIVEN_BY = {
 """Which package gives a part that is not installed; of ops by backend, of commands by the first word."""
 
 _WORD = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
-_NAME = {"op": (rf"{_WORD}:{_WORD}", '"<op>:<backend>"'), "command": (rf"{_WORD}( {_WORD})*", "words with single spaces")}
+_NAME = {
+    "op": (rf"{_WORD}:{_WORD}", '"<op>:<backend>"'),
+    "command": (rf"{_WORD}( {_WORD})*", "words with single spaces"),
+}
 _PLAIN_NAME = (_WORD, "letters, digits, dots, dashes")
 
 
@@ -120,7 +123,7 @@ class _LazyBackend:
 
 @dataclass(frozen=True)
 class Plugin:
-    """A plugin found: `error` is None for a working one, else one line of what went wrong (`details`: the traceback)."""
+    """A plugin found: `error` is None for a working one, else what went wrong (`details`: the traceback)."""
 
     name: str
     distribution: str
@@ -188,7 +191,7 @@ class Registry:
     def _collector(self, kind: str, plugin: str, taken: dict[tuple[str, str], Entry]) -> hooks.Register:
         pattern, meaning = _NAME.get(kind, _PLAIN_NAME)
 
-        def register(name: str, target: object, help: str = "") -> None:
+        def register(name: object, target: object, help: str = "") -> None:
             if not isinstance(name, str) or re.fullmatch(pattern, name) is None:
                 raise ConfigError(f"{kind} {name!r}: expected a name of the form {meaning}")
             if isinstance(target, str) and re.fullmatch(r"[\w.]+:\w+", target) is None:
@@ -230,7 +233,9 @@ class Registry:
             raise ConfigError(f"{what} is not known{nearest(name, entries)}{note}")
         installed = _version(package.partition("[")[0])
         if installed and "[" not in package:
-            raise ConfigError(f"{what} is given by {package}, not by the release installed, {installed}: pip install -U {package}{note}")
+            raise ConfigError(
+                f"{what} is not in {package} {installed}, which is installed: pip install -U {package}{note}"
+            )
         raise ConfigError(f"{what} is not installed: pip install {package}{note}")
 
     def install_ops(self) -> None:
@@ -262,9 +267,14 @@ class Registry:
         """
         from pydantic import ValidationError
 
-        from gem_core.validation import explain
+        from gem_core.validation import blame, explain
 
-        cls = self.get(kind, name).load_component()
+        try:
+            entry = self.get(kind, name)
+        except ConfigError as error:
+            place = ".".join(map(str, path))
+            raise ConfigError(f"{blame(path, where, overrides)}: {place + ': ' if place else ''}{error}") from error
+        cls = entry.load_component()
         try:
             return cls.Config.model_validate(dict(options))
         except ValidationError as error:
@@ -311,9 +321,7 @@ def discover(points: Iterable[EntryPoint] | None = None) -> Registry:
         try:
             registry.register_plugin(point.load(), point.name, distribution, release)
         except (Exception, SystemExit) as error:
-            registry.plugins.append(
-                Plugin(point.name, distribution, release, _one_line(error), traceback.format_exc())
-            )
+            registry.plugins.append(Plugin(point.name, distribution, release, _one_line(error), traceback.format_exc()))
     return registry
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,15 +12,16 @@ from torch import nn
 
 from gem_core import ops
 from gem_core.data.batch import Batch
+from gem_core.data.loader import Loader
 from gem_core.errors import ConfigError, nearest
-from gem_core.plugins import Registry
-from gem_core.protocols import Embedding, Loss, Metric, Precision, Reader, Strategy
+from gem_core.plugins import Registry, default_registry
+from gem_core.protocols import Batcher, Embedding, Loss, Metric, Precision, Reader, Strategy
 from gem_core.recipe import Recipe, _Component
 from gem_core.schema import Schema
-from gem_core.train.checkpoint import Checkpoint
+from gem_core.train.checkpoint import Checkpoint, find
 
-PLUGIN_PRIORITY = 10
-"""Backends of plugins are asked before gem-core's own."""
+Stream = Generator[tuple[Batch, dict[str, Any]], None, None]
+"""Batches, each with the state to go on from after it."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Parts:
     recipe: Recipe
     registry: Registry
     reader: Reader
+    batcher: Batcher
     schema: Schema
     embedding: Embedding
     precision: Precision
@@ -38,16 +41,31 @@ class Parts:
     loss: Loss
     task_weights: dict[str, float]
 
-    def batches(self, split: str, state: Mapping[str, Any] | None = None) -> Iterator[tuple[Batch, dict[str, Any]]]:
-        """One pass over a split, read ahead: each batch on the strategy's device, with the reader's state after it."""
-        place = {"rank": self.strategy.rank, "world": self.strategy.world, "batch_rows": self.recipe.data.batch_rows}
-        for batch in self.reader.iterate(split, state=state, **place):
-            yield batch.to(self.strategy.device), self.reader.state()
+    def batches(self, split: str, state: Mapping[str, Any] | None = None) -> Stream:
+        """One pass over a split from `state` on, read ahead by worker processes: batches on the strategy's device."""
+        loader = Loader(
+            self.reader,
+            split,
+            batch_rows=self.recipe.data.batch_rows,
+            workers=self.recipe.data.workers,
+            batcher=self.batcher if split == "train" else None,
+            rank=self.strategy.rank,
+            world=self.strategy.world,
+            state=state,
+        )
+        device = self.strategy.device
+        for batch, position in loader:
+            yield batch if device.type == "cpu" else batch.to(device), position
 
     def metrics(self, exact: bool) -> list[Metric]:
         """New metrics; `exact` for an evaluation, else for a window of training."""
         recipes = enumerate(self.recipe.metrics)
         return [create(self.registry, "metric", m, f"metrics.{i}", schema=self.schema, exact=exact) for i, m in recipes]
+
+    def check_split(self, split: str) -> None:
+        """Raises ConfigError for a split that the reader does not have."""
+        if split not in self.reader.splits():
+            raise ConfigError(f'the reader has no split "{split}"{nearest(split, self.reader.splits())}')
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Copy the dense parameters and the tables of a checkpoint in."""
@@ -66,7 +84,8 @@ def build(recipe: Recipe, registry: Registry, schema: Schema | None = None) -> P
     Args:
         schema: a checkpoint's fitted schema, in place of fitting the recipe's.
     """
-    install_ops(recipe, registry)
+    registry.install_ops()
+    ops.set_backends(recipe.ops)
     if schema is None and recipe.data.schema_ is not None:
         given = recipe.data.schema_
         schema = Schema.load(given) if isinstance(given, str) else Schema.parse(given, "recipe: data.schema")
@@ -80,20 +99,35 @@ def build(recipe: Recipe, registry: Registry, schema: Schema | None = None) -> P
         model: nn.Module = create(registry, "model", recipe.model, "model", schema=fitted, embedding=embedding)
     module = strategy.setup(precision.convert(model), embedding)
     loss: Loss = create(registry, "loss", recipe.loss, "loss", schema=fitted)
-    weights = _task_weights(recipe, fitted)
-    return Parts(recipe, registry, reader, fitted, embedding, precision, strategy, model, module, loss, weights)
+    return Parts(
+        recipe=recipe,
+        registry=registry,
+        reader=reader,
+        batcher=create(registry, "batcher", recipe.data.batcher, "data.batcher"),
+        schema=fitted,
+        embedding=embedding,
+        precision=precision,
+        strategy=strategy,
+        model=model,
+        module=module,
+        loss=loss,
+        task_weights=_task_weights(recipe, fitted),
+    )
 
 
-def install_ops(recipe: Recipe, registry: Registry) -> None:
-    """Register the op backends of plugins, once per process, and choose those that the recipe asks for."""
-    for name, entry in registry.entries["op"].items():
-        op, colon, backend = name.partition(":")
-        if not colon:
-            raise ConfigError(f'op backend "{name}" of plugin {entry.plugin}: expected a name "<op>:<backend>"')
-        if backend not in ops.registered().get(op, ()):
-            target: Any = entry.target() if isinstance(entry.target, type) else entry.target
-            ops.register_backend(op, backend, target, priority=PLUGIN_PRIORITY)
-    ops.set_backends(recipe.ops)
+def restore(path: str | Path, registry: Registry | None = None, overrides: Sequence[str] = ()) -> Parts:
+    """The parts of a checkpoint with its weights, ready to predict.
+
+    Args:
+        path: a checkpoint's folder, or a run's (its best checkpoint, else its newest).
+        overrides: `key.path=value` changes to its recipe.
+    """
+    checkpoint = find(path)
+    recipe = checkpoint.recipe(overrides)
+    parts = build(recipe, default_registry() if registry is None else registry, checkpoint.schema())
+    parts.load(checkpoint)
+    parts.module.eval()
+    return parts
 
 
 def _task_weights(recipe: Recipe, schema: Schema) -> dict[str, float]:

@@ -15,7 +15,7 @@ PHASES = ("data", "forward", "backward", "dense update", "table update", "metric
 
 
 class Profiler(Callback):
-    """Where a step's time goes: writes `<run>/profile.txt` with the share of each phase and the costliest operations."""
+    """Where a step's time goes: `<run>/profile.txt` gets the share of each phase and the costliest operations."""
 
     class Config(ComponentConfig):
         """Profiles `steps` steps after the first `skip` of the run; lists `rows` operations."""

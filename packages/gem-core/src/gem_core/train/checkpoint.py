@@ -14,18 +14,17 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from gem_core import __version__
 from gem_core.errors import ConfigError, DataError
 from gem_core.plugins import CONTRACT_VERSION
-from gem_core.recipe import Recipe, parse
+from gem_core.recipe import Recipe, load
 from gem_core.schema import Schema
 
 MANIFEST = "manifest.json"
@@ -45,11 +44,9 @@ class Checkpoint:
         """Optimiser steps done."""
         return int(self.path.name.removeprefix("step-"))
 
-    def recipe(self) -> Recipe:
-        """The resolved recipe that made it."""
-        file = self._verify("recipe.yaml")
-        # Not `recipe.load`: paths in a resolved recipe are not relative to its own folder.
-        return parse(yaml.safe_load(file.read_text()), where=f"recipe {file}")
+    def recipe(self, overrides: Sequence[str] = ()) -> Recipe:
+        """The resolved recipe that made it, with `key.path=value` overrides."""
+        return load(self._verify("recipe.yaml"), overrides)
 
     def schema(self) -> Schema:
         """The fitted schema."""
@@ -127,20 +124,29 @@ def save(
     (hidden / "recipe.yaml").write_text(recipe.to_yaml())
     schema.save(hidden / "schema.json")
     files = {f.name: {"bytes": f.stat().st_size, "sha256": _digest(f)} for f in sorted(hidden.iterdir())}
-    manifest = {"format": 1, "step": step, "best_step": best_step, "gem_core": __version__}
+    manifest: dict[str, Any] = {"format": 1, "step": step, "best_step": best_step, "gem_core": __version__}
     manifest |= {"contract": CONTRACT_VERSION, "files": files}
     (hidden / MANIFEST).write_text(json.dumps(manifest, indent=1))
     for file in hidden.iterdir():
         _flush(file)
     _flush(hidden)
-    shutil.rmtree(target, ignore_errors=True)
+    aside = target.with_name(f".old-{target.name}")
+    if target.exists():
+        target.rename(aside)
     hidden.rename(target)
     _flush(target.parent)
+    shutil.rmtree(aside, ignore_errors=True)
     return Checkpoint(target)
 
 
 def complete(run: Path) -> list[Checkpoint]:
     """A run's checkpoints in order of step."""
+    for old in run.glob("checkpoints/.old-step-*"):  # killed between the two renames of `save`
+        target = old.with_name(old.name.removeprefix(".old-"))
+        if target.exists():
+            shutil.rmtree(old)
+        else:
+            old.rename(target)
     return [Checkpoint(f.parent) for f in sorted(run.glob(f"checkpoints/step-*/{MANIFEST}"))]
 
 
@@ -179,7 +185,8 @@ def check_recipe(checkpoint: Checkpoint, recipe: Recipe) -> None:
         ConfigError: names every key that differs with both values.
     """
     old, new = _flat(checkpoint.recipe().dump()), _flat(recipe.dump())
-    differing = [k for k in sorted(old.keys() | new.keys()) if old.get(k) != new.get(k) and k.split(".")[0] not in MAY_DIFFER]
+    keys = [k for k in sorted(old.keys() | new.keys()) if k.split(".")[0] not in MAY_DIFFER]
+    differing = [k for k in keys if old.get(k) != new.get(k)]
     if differing:
         lines = "\n".join(f"  {k}: {old.get(k)!r} in the checkpoint, {new.get(k)!r} now" for k in differing)
         raise ConfigError(

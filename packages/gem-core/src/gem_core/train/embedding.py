@@ -56,11 +56,13 @@ class _Gather(torch.autograd.Function):
             if grad is None:
                 continue
             if isinstance(ids, Jagged):
-                lengths = ids.lengths()
+                lengths, values = ids.lengths(), ids.values
                 if ctx.slot.table.pooling == "mean":
                     grad = grad / lengths.clamp(min=1).unsqueeze(1)
-                ids, grad = ids.values, grad.repeat_interleave(lengths, dim=0, output_size=ids.values.numel())
-            ctx.slot.pending.append(_Pending(ids, grad))
+                grad = grad.repeat_interleave(lengths, dim=0, output_size=values.numel())
+                ctx.slot.pending.append(_Pending(values, grad))
+            else:
+                ctx.slot.pending.append(_Pending(ids, grad))
         return (None, None, *(None for _ in ctx.ids))
 
 
@@ -87,9 +89,9 @@ def _distinct(ids: Tensor, rows: int) -> tuple[Tensor, Tensor]:
 
 
 class TorchEmbedding:
-    """Tables in plain float32 tensors, stepped by row-wise AdaGrad: moment += mean(g^2); row -= lr g / (sqrt(moment) + eps).
+    """Tables in plain float32 tensors, stepped by row-wise AdaGrad (as in FBGEMM and torchrec).
 
-    The moment is one number per row (source: the row-wise AdaGrad of FBGEMM and torchrec).
+    moment += mean(g^2); row -= lr g / (sqrt(moment) + eps), with one moment per row.
     """
 
     class Config(ComponentConfig):
@@ -151,7 +153,7 @@ class TorchEmbedding:
             if feature not in self._slot_of:
                 raise ConfigError(f'feature "{feature}" has no embedding table: set it up with Table(features=...)')
             by_slot.setdefault(self._slot_of[feature].table.name, []).append(feature)
-        out = {}
+        out: dict[str, Tensor] = {}
         for name, features in by_slot.items():
             slot, wanted = self._slots[name], [ids[f] for f in features]
             _check(slot.table, features, wanted)

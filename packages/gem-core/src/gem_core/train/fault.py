@@ -38,10 +38,15 @@ def running_mean(loss: float, running: float | None) -> float:
 
 
 def dump(folder: Path, step: int, batches: Sequence[Batch], position: Mapping[str, Any], reason: str) -> Path:
-    """Write the batches of a step as nested dictionaries of tensors; read them by `torch.load(path, weights_only=True)`."""
+    """Write a step's batches as nested dictionaries of tensors; `torch.load(path, weights_only=True)` reads them."""
     path = folder / f"fault-step-{step:08d}.pt"
     folder.mkdir(parents=True, exist_ok=True)
-    content = {"reason": reason, "step": step, "reader_state": json.dumps(position), "batches": [plain(b) for b in batches]}
+    content = {
+        "reason": reason,
+        "step": step,
+        "reader_state": json.dumps(position),
+        "batches": [plain(b) for b in batches],
+    }
     torch.save(content, path)
     return path
 

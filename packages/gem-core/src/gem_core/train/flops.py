@@ -1,6 +1,7 @@
 """Floating-point operations of linear maps and attention, the machine's peak, and their ratio (MFU).
 
-A multiply-add is 2 operations. Forward and backward of trainable parts are 3 times the forward; no recomputation counted.
+A multiply-add is 2 operations. Forward and backward of trainable parts are 3 times the forward; recomputation is not
+counted.
 """
 
 from __future__ import annotations

@@ -11,7 +11,12 @@ from gem_core.train.build import Parts
 
 @torch.no_grad()
 def measure(parts: Parts, split: str) -> dict[str, float]:
-    """Every metric of the model on a split, merged over ranks; empty where the reader has no rows of it."""
+    """Every metric of the model on a split, merged over ranks; empty where no row of it has a label.
+
+    Raises:
+        ConfigError: the reader does not have the split.
+    """
+    parts.check_split(split)
     metrics = parts.metrics(exact=True)
     training = parts.module.training
     parts.module.eval()

@@ -76,5 +76,6 @@ class Meter:
             "gflops_per_step": self._flops / max(1, self._steps) / 1e9,
             "mfu": mfu(self._flops, seconds, self._peak),
             "rss_gib": peak_memory_gib(),
+            "seconds": seconds,
             "wait_share": self._wait / seconds,
         }

@@ -1,7 +1,7 @@
 """Ranking metrics per task, surface and joint: NE, log-loss, AUC, GAUC, calibration (spec: model.md 6).
 
-Every update adds into float64 tensors on the predictions' device, without waiting for it. AUC and the deciles come from a
-histogram of logits in constant memory, or, where exactness is asked for, from all rows.
+Every update adds into float64 tensors on the predictions' device, without waiting for it. AUC and the deciles come from
+a histogram of logits in constant memory, or, where exactness is asked for, from all rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from gem_core.data.batch import Batch
 from gem_core.protocols import ComponentConfig
 from gem_core.schema import Schema
-from gem_core.train.ranking import decile_calibration, grouped_auc, histogram_auc
+from gem_core.train.ranking import deciles, grouped_auc, histogram_auc
 
 RANGE = 12.0
 """The histogram spans logits -RANGE .. RANGE; what lies outside falls into the end bins."""
@@ -26,12 +26,13 @@ SUMS = ("rows", "weight", "label", "prediction", "loss")
 
 
 class RankingMetrics:
-    """Names: "purchase/ne", "purchase/display/auc", "joint/ne"; a metric that is not defined (no rows, one class) is left out.
+    """Names: "purchase/ne", "purchase/display/auc", "joint/ne"; undefined ones (no rows, one class) are left out.
 
-    Per task and per task and surface: `ne`, `logloss`, `auc`, `calibration` (predictions over labels), `rows`. Per task
-    also `base_rate`, the calibration of ten equal shares of the rows by prediction ("purchase/decile_0/calibration" is the
-    lowest) and, where exact, `gauc` (AUC per user, impression-weighted); else `auc_error`, the most that the histogram hides.
-    Joint: `ne` (total log-loss over total entropy), `logloss`.
+    * Per task, and per task and surface: `ne`, `logloss`, `auc`, `calibration` (predictions over labels), `rows`.
+    * Per task also `base_rate`; "purchase/decile_0/rate", "/predicted": observed rate and mean prediction of ten equal
+      shares of the rows by prediction, lowest first; where exact, `gauc` (AUC per user, impression-weighted), else
+      `auc_error`, the most by which the histogram's AUC can be wrong.
+    * Joint: `ne` (total log-loss over total entropy), `logloss`, `rows`.
     """
 
     class Config(ComponentConfig):
@@ -77,7 +78,9 @@ class RankingMetrics:
             if self.exact:
                 kept |= {f"{task}.logit": logit, f"{task}.label": label, f"{task}.weight": weight}
             else:
-                place = ((logit.clamp(-RANGE, RANGE) + RANGE) * (self.bins / (2 * RANGE))).long().clamp_(max=self.bins - 1)
+                place = (
+                    ((logit.clamp(-RANGE, RANGE) + RANGE) * (self.bins / (2 * RANGE))).long().clamp_(max=self.bins - 1)
+                )
                 histogram[index].view(-1, 3).index_add_(0, batch.surface * self.bins + place, weighted[:, :3])
         if self.exact:
             self._rows.append(kept | {"surface": batch.surface, "user": batch.user[batch.request]})
@@ -137,7 +140,7 @@ class RankingMetrics:
         return out | _deciles(task, weight, label * weight, probability * weight)
 
     def _from_histogram(self, task: str, histogram: Tensor) -> dict[str, float]:
-        out = {}
+        out: dict[str, float] = {}
         whole = histogram.sum(0)
         for name, bins in [("", whole), *((f"{s}/", histogram[i]) for i, s in enumerate(self.surfaces))]:
             found = histogram_auc(bins[:, 1], bins[:, 0] - bins[:, 1])
@@ -147,8 +150,11 @@ class RankingMetrics:
 
 
 def _deciles(task: str, weight: Tensor, label: Tensor, prediction: Tensor) -> dict[str, float]:
-    shares = enumerate(decile_calibration(weight, label, prediction))
-    return {f"{task}/decile_{i}/calibration": value for i, value in shares if value is not None}
+    out: dict[str, float] = {}
+    for share, (rate, predicted) in enumerate(deciles(weight, label, prediction)):
+        if not math.isnan(rate):
+            out |= {f"{task}/decile_{share}/rate": rate, f"{task}/decile_{share}/predicted": predicted}
+    return out
 
 
 def _entropy(weight: float, label: float) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -53,12 +55,13 @@ def histogram_auc(positive: Tensor, negative: Tensor) -> tuple[float, float] | N
     return pairs / possible, float((positive * negative).sum()) / 2 / possible
 
 
-def decile_calibration(weight: Tensor, label: Tensor, prediction: Tensor) -> list[float | None]:
-    """Sum of predictions over sum of labels in ten equal shares of the weight, for (n,) sums in ascending order of score.
+def deciles(weight: Tensor, label: Tensor, prediction: Tensor) -> list[tuple[float, float]]:
+    """Observed rate and mean prediction in ten equal shares of the weight, for (n,) sums in ascending order of score.
 
-    An item that straddles a border goes to the share in which its middle lies; a share without labels gives None.
+    An item that straddles a border goes to the share in which its middle lies; a share without items gives NaN.
     """
     middle = weight.cumsum(0) - weight / 2
     share = (middle * (DECILES / weight.sum())).long().clamp_(0, DECILES - 1)
-    sums = torch.zeros(DECILES, 2, dtype=torch.float64).index_add_(0, share, torch.stack([label, prediction], 1).double())
-    return [p / y if y > 0 else None for y, p in sums.tolist()]
+    sums = torch.zeros(DECILES, 3, dtype=torch.float64)
+    sums.index_add_(0, share, torch.stack([weight, label, prediction], 1).double())
+    return [(y / w, p / w) if w else (math.nan, math.nan) for w, y, p in sums.tolist()]

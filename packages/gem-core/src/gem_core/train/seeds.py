@@ -1,8 +1,10 @@
-"""The process's random generators: seeded, captured into a checkpoint, restored."""
+"""What makes a run repeatable: random generators seeded, captured, restored; torch's deterministic algorithms."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,8 @@ def seed_all(seed: int) -> None:
 
 def capture() -> dict[str, Any]:
     """States of all of them, as tensors and plain values."""
-    name, keys, position, has_gauss, gauss = np.random.get_state()
+    numpy: Any = np.random.get_state()
+    name, keys, position, has_gauss, gauss = numpy
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
@@ -35,3 +38,14 @@ def restore(state: dict[str, Any]) -> None:
     name, keys, *rest = state["numpy"]
     np.random.set_state((name, np.asarray(keys, dtype=np.uint32), *rest))
     random.setstate(state["python"])
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    """torch's deterministic algorithms for the length of a run."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)

@@ -45,7 +45,7 @@ class SingleProcess:
         """Gradients of sum over tasks of weight * sum / count; a task without rows in the step adds nothing."""
         # A count of 0 comes with a sum of 0; adding 1 to it keeps the quotient 0.
         total = torch.stack([weights[t] * s / (counts[t] + (counts[t] == 0)) for t, s in sums.items()]).sum()
-        total.backward()  # type: ignore[no-untyped-call]
+        total.backward()
 
     def clip(self, max_norm: float) -> Tensor:
         """Scale the dense gradients to the global norm; returns the norm before (infinite `max_norm` only measures)."""

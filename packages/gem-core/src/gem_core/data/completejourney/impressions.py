@@ -59,8 +59,7 @@ def draw(
     rows = log.purchases.of_week(week)
     mine = keep[log.purchases.household[rows]]
     household, store, product, time = (
-        c[rows][mine]
-        for c in (log.purchases.household, log.purchases.store, log.purchases.product, log.purchases.time)
+        c[rows][mine] for c in (log.purchases.household, log.purchases.store, log.purchases.product, log.purchases.time)
     )
     stores, products = len(log.stores), len(log.products)
     visit_of = household * stores + store

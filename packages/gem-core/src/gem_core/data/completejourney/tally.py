@@ -28,8 +28,8 @@ class Tally:
 
     def add(self, week: int, slots: Ints) -> tuple[Ints, Counts]:
         """Count the occurrences of `week`, and forget what leaves the windows; the distinct slots and their counts."""
-        unique, counts = np.unique(slots, return_counts=True)
-        counts = counts.astype(np.int32)
+        unique, occurrences = np.unique(slots, return_counts=True)
+        counts = occurrences.astype(np.int32)
         new = unique[self.total[unique] == 0]
         self.first[new] = week
         self.last[unique] = week

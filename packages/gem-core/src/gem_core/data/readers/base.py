@@ -11,6 +11,7 @@ from __future__ import annotations
 import glob
 from collections.abc import Iterator, Mapping
 from datetime import UTC, date, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -20,10 +21,10 @@ import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from gem_core.data.batch import Batch
-from gem_core.data.columns import Bools, Ints, Source, column
+from gem_core.data.columns import Bools, Source, column
 from gem_core.data.encode import EncodedRows, EventLog, Tables, encoder_of
 from gem_core.data.fit import fit_sources
-from gem_core.data.values import Role, Unlabelled, event_columns, label_columns, row_columns
+from gem_core.data.values import Role, Unlabelled, event_columns, row_columns
 from gem_core.errors import ConfigError, DataError, nearest
 from gem_core.protocols import ComponentConfig
 from gem_core.schema import Schema
@@ -93,7 +94,14 @@ class TableReader:
         self._log: EventLog | None = None
         self._given = schema
         self._state: dict[str, Any] = {"epoch": 0, "request": 0, "seed": seed}
-        self.schema = schema if schema.fitted is not None else self._fit(schema)
+
+    @cached_property
+    def schema(self) -> Schema:
+        """The schema fitted on the training split; fits it at the first use."""
+        given = self._given
+        if given.fitted is not None:
+            return given
+        return fit_sources(given, self.tables("train"), self.events(), self.seed)
 
     # ---- what a subclass gives ---------------------------------------------------------------------------------
 
@@ -104,6 +112,11 @@ class TableReader:
     def event_tables(self, event: str, columns: Mapping[str, Role]) -> Tables:
         """The tables of a type of events."""
         raise NotImplementedError
+
+    @property
+    def given_schema(self) -> Schema:
+        """The schema that the reader was made with, fitted or not."""
+        return self._given
 
     @property
     def split(self) -> Split | None:
@@ -143,15 +156,14 @@ class TableReader:
         if self.split is None:
             return [s for s in SPLITS if self.given("rows" if s == "train" else s)]
         by = self.split
-        return [
-            s
-            for s in SPLITS
-            if s == "train" or by.column is not None or getattr(by, f"{s}_from") is not None
-        ]
+        return [s for s in SPLITS if s == "train" or by.column is not None or getattr(by, f"{s}_from") is not None]
 
-    def _tables(self, split: str, schema: Schema) -> Tables:
+    def tables(self, split: str) -> Tables:
+        """The tables of a split as they are stored."""
+        schema = self._given
         if split not in self.splits():
-            raise ConfigError(f'there is no split "{split}"{nearest(split, self.splits())}; see the reader options rows, validation, test, split')
+            hint = nearest(split, self.splits())
+            raise ConfigError(f'there is no split "{split}"{hint}; reader options: rows, validation, test, split')
         by = self.split
         columns = row_columns(schema, self.inline)
         if by is None:
@@ -180,18 +192,18 @@ class TableReader:
         out = pc.equal(texts, split).to_numpy(zero_copy_only=False)
         return out
 
-    def _event_tables(self, schema: Schema) -> dict[str, Tables]:
-        types = self.event_types()
+    def events(self) -> dict[str, Tables]:
+        """The tables of the events of each type as they are stored; none where they stand in the rows."""
+        schema, types = self._given, self.event_types()
         unknown = [e for e in types if e not in schema.events]
         if unknown:
-            raise ConfigError(f'reader: events: the schema has no type "{unknown[0]}"{nearest(unknown[0], schema.events)}')
+            raise ConfigError(
+                f'reader: events: the schema has no type "{unknown[0]}"{nearest(unknown[0], schema.events)}'
+            )
         absent = [e for e in schema.events if e not in types]
         if types and absent:
             raise ConfigError(f'reader: events: missing "{absent[0]}", a type of the schema')
         return {e: self.event_tables(e, event_columns(schema, e)) for e in types}
-
-    def _fit(self, schema: Schema) -> Schema:
-        return fit_sources(schema, self._tables("train", schema), self._event_tables(schema), self.seed)
 
     # ---- batches -----------------------------------------------------------------------------------------------
 
@@ -202,8 +214,8 @@ class TableReader:
         """
         if split not in self._encoded:
             if self._log is None and not self.inline:
-                self._log = encoder_of(self.schema).events(self._event_tables(self.schema))
-            rows = encoder_of(self.schema).rows(self._tables(split, self.schema), self._log, self.unlabelled)
+                self._log = encoder_of(self.schema).events(self.events())
+            rows = encoder_of(self.schema).rows(self.tables(split), self._log, self.unlabelled)
             self._encoded[split] = rows
         return self._encoded[split]
 
@@ -246,8 +258,8 @@ class TableReader:
         for name in ("requests", "rows", "seed"):
             if state.get(name, now[name]) != now[name]:
                 raise DataError(
-                    f'cannot resume split "{split}" at a saved position: expected {name} {state[name]}, found {now[name]}; '
-                    "the data, the split or the seed is not that of the saved run"
+                    f'cannot resume split "{split}" at a saved position: expected {name} {state[name]}, '
+                    f"found {now[name]}; the data, the split or the seed is not that of the saved run"
                 )
         epoch, first = int(state.get("epoch", 0)), int(state.get("request", 0))
         if epoch < 0 or not 0 <= first <= rows.requests:

@@ -1,8 +1,8 @@
 """CSV and TSV files as a log.
 
-Every value is read as text and converted by what the schema says of its column, so that the type of a column never depends
-on the values that happen to come first. Empty fields are missing values. Ids stay text (an id is the same as an integer and
-as its decimal text); times are seconds or ISO 8601.
+Every value is read as text and converted by what the schema says of its column, so that the type of a column never
+depends on the values that happen to come first. Empty fields are missing values. Ids stay text (an id is the same as an
+integer and as its decimal text); times are seconds or ISO 8601.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class CsvConfig(TableConfig):
     rows: Paths | None = None
     validation: Paths | None = None
     test: Paths | None = None
-    events: dict[str, Paths] = {}
+    events: dict[str, Paths] = Field(default_factory=dict)
     delimiter: str = Field(",", min_length=1, max_length=1)
     list_separator: str = Field("|", min_length=1, max_length=1)
 

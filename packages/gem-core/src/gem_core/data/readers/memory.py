@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import pyarrow as pa
+from pydantic import Field
 
 from gem_core.data.columns import Source
 from gem_core.data.readers.base import TableConfig, TableReader
@@ -19,7 +20,7 @@ class MemoryConfig(TableConfig):
     rows: Any = None
     validation: Any = None
     test: Any = None
-    events: dict[str, Any] = {}
+    events: dict[str, Any] = Field(default_factory=dict)
 
 
 class MemoryReader(TableReader):

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic import Field
 
 from gem_core.data.columns import Source
 from gem_core.data.readers.base import Paths, TableConfig, TableReader, expand
@@ -27,7 +28,7 @@ class ParquetConfig(TableConfig):
     rows: Paths | None = None
     validation: Paths | None = None
     test: Paths | None = None
-    events: dict[str, Paths] = {}
+    events: dict[str, Paths] = Field(default_factory=dict)
 
 
 class ParquetReader(TableReader):

@@ -1,0 +1,31 @@
+"""Metrics of a trained model on a split of its own data or of another log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from gem_core.errors import DataError
+from gem_core.plugins import Registry
+from gem_core.train.build import restore
+from gem_core.train.measure import measure
+
+
+def evaluate(
+    path: str | Path, split: str = "test", overrides: Sequence[str] = (), registry: Registry | None = None
+) -> dict[str, float]:
+    """Every metric of the checkpoint's recipe, exact: "purchase/ne", "purchase/display/auc", "joint/ne", ...
+
+    Args:
+        path: a checkpoint's folder, or a run's (its best checkpoint, else its newest).
+        overrides: `key.path=value` changes to the checkpoint's recipe, as in "data.reader.test=other.parquet".
+
+    Raises:
+        ConfigError: no checkpoint there, a wrong override, a split that the reader does not have.
+        DataError: the checkpoint is damaged, or no row of the split has a label.
+    """
+    parts = restore(path, registry, overrides)
+    metrics = measure(parts, split)
+    if not metrics:
+        raise DataError(f'no row of split "{split}" has a label: there is nothing to evaluate')
+    return metrics

@@ -1,0 +1,351 @@
+"""What is wrong with a schema, file, recipe, label or id is said in one message that names the place, with the right exit
+code: a table of mistakes, each made in a log that is otherwise fine, and run through the real command line.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from conftest import write_log
+
+from gem_core.cli import main
+
+TRAIN = ("train", "recipe.yaml")
+RUN = "runs/small"
+WRONG_USE, FAILED = 2, 1
+
+
+@dataclass(frozen=True)
+class Case:
+    """`edit`: FILE -> (old, new) text replaced in it once (old "": the whole file; new None: the file is deleted)."""
+
+    name: str
+    says: tuple[str, ...]
+    code: int
+    edit: dict[str, tuple[str, str | None]]
+    command: tuple[str, ...] = TRAIN
+
+
+def recipe(name: str, old: str, new: str, *says: str, code: int = WRONG_USE) -> Case:
+    return Case(f"recipe: {name}", says, code, {"recipe.yaml": (old, new)})
+
+
+def override(text: str, *says: str, code: int = WRONG_USE) -> Case:
+    return Case(f"override: {text}", says, code, {}, (*TRAIN, text))
+
+
+def schema(name: str, old: str, new: str, *says: str, code: int = WRONG_USE) -> Case:
+    return Case(f"schema: {name}", says, code, {"schema.yaml": (old, new)})
+
+
+def rows(name: str, old: str, new: str | None, *says: str, code: int = FAILED) -> Case:
+    return Case(f"rows: {name}", says, code, {"rows.csv": (old, new)})
+
+
+def events(name: str, old: str, new: str | None, *says: str, code: int = FAILED) -> Case:
+    return Case(f"events: {name}", says, code, {"events.csv": (old, new)})
+
+
+def trained(name: str, command: str, *says: str, code: int = WRONG_USE, **edit: tuple[str, str | None]) -> Case:
+    return Case(f"{command.split()[0]}: {name}", says, code, edit, tuple(command.split()))
+
+
+ROW_1 = "u0,1000,feed,3.5,20,a3,c1,1,0,train"
+READER = "  reader: {name: csv, rows: rows.csv, events: {click: events.csv}, split: {column: split}}\n"
+PRICE = 'rows.csv, row 1, column "price"'
+
+CASES = [
+    recipe("not there", "", "", "recipe recipe.yaml: expected a mapping of options, found nothing"),
+    recipe("not YAML", "trainer: {", "trainer: [", "recipe recipe.yaml: not valid YAML: line 8, column "),
+    recipe("a list", "", "- train\n", "recipe recipe.yaml: expected a mapping of options, found list"),
+    recipe(
+        "a key twice", "name: small", "name: a\nname: b", "recipe.yaml: not valid YAML: line 2", '"name" is given twice'
+    ),
+    recipe("unknown key", "trainer:", "trainner:", 'recipe.yaml: unknown key "trainner"; did you mean "trainer"?'),
+    recipe("unknown key within", "log_every", "log_evry", 'unknown key "trainer.log_evry"; did you mean "log_every"?'),
+    recipe(
+        "wrong type", "epochs: 1", "epochs: one", "recipe.yaml: trainer.epochs: expected a valid integer, found 'one'"
+    ),
+    recipe(
+        "out of range",
+        "batch_rows: 16",
+        "batch_rows: 0",
+        "data.batch_rows: expected a value greater than or equal to 1",
+    ),
+    recipe(
+        "unknown model", "name: din", "name: dinn", 'recipe.yaml: model: model "dinn" is not known; did you mean "din"?'
+    ),
+    recipe("unknown reader", "name: csv", "name: cvs", 'data.reader: reader "cvs" is not known; did you mean "csv"?'),
+    recipe(
+        "option of the model", "hidden:", "hiden:", 'unknown key "model.hiden" of model "din"; did you mean "hidden"?'
+    ),
+    recipe(
+        "option of the reader", "rows:", "row:", 'unknown key "data.reader.row" of reader "csv"; did you mean "rows"?'
+    ),
+    recipe("no reader", READER, "  batcher: in-order\n", 'recipe recipe.yaml: missing key "data.reader"'),
+    recipe("no schema", "  schema: schema.yaml\n", "", "data.schema: missing; this reader needs the schema of the log"),
+    recipe("schema not there", "schema.yaml", "shema.yaml", "schema shema.yaml: cannot be read: No such file"),
+    recipe("base not there", "name: small", "base: b.yaml", "recipe b.yaml: cannot be read: No such file or directory"),
+    recipe(
+        "placeholder", "name: small", "output: 'runs/{nam}'", "output: expected no placeholders but {name} and {seed}"
+    ),
+    recipe(
+        "unknown way to split",
+        "split: {column: split}",
+        "split: {colum: split}",
+        'unknown key "data.reader.split.colum"',
+    ),
+    recipe(
+        "two ways to split",
+        "{column: split}",
+        "{column: split, test_from: 3}",
+        "data.reader.split: expected either `column`",
+    ),
+    recipe(
+        "a type of events that is none",
+        "events: {click:",
+        "events: {clik:",
+        'the schema has no type "clik"; did you mean "click"?',
+    ),
+    override("epochs", 'override "epochs": expected key.path=value'),
+    override("trainer.epoch=2", 'override "trainer.epoch=2": unknown key "trainer.epoch"; did you mean "epochs"?'),
+    override(
+        "optimizer.dense.lr=fast", 'override "optimizer.dense.lr=fast": optimizer.dense.lr: expected a valid number'
+    ),
+    override("model.hidden.0=3", 'override "model.hidden.0=3": "hidden" is not a mapping in the recipe'),
+    override("task_weights.bye=2", 'task_weights: the schema has no task "bye"; did you mean "buy"?'),
+    override("ops.gpda=reference", 'there is no op "gpda"; did you mean "gdpa"?'),
+    override("ops.gdpa=triton", 'backend "triton"', "pip install gem-kernels[triton]"),
+    override("parallel.strategy=fsdp", 'strategy "fsdp"', "gem-parallel"),
+    override("data.reader.rows=row.csv", "reader: rows: row.csv: no such file"),
+    override("trainer.early_stop.metric=clik/auc", 'trainer.early_stop.metric "clik/auc": not a validation metric'),
+    schema("not YAML", "dense:", "dense: [", "schema schema.yaml: not valid YAML: line"),
+    schema(
+        "unknown key",
+        "transform",
+        "tranform",
+        'schema.yaml: unknown key "dense.price.tranform"; did you mean "transform"?',
+    ),
+    schema(
+        "unknown value",
+        "log1p",
+        "log2p",
+        "schema.yaml: dense.price.transform: expected 'none' or 'log1p', found 'log2p'",
+    ),
+    schema("no user", "user: user\n", "", 'schema schema.yaml: missing key "user"'),
+    schema(
+        "no objectives",
+        "  click: {label: clicked}\n  buy: {label: bought}\n",
+        "  {}\n",
+        "schema.yaml: objectives: expected at least 1 item, found {}",
+    ),
+    schema(
+        "a feature twice",
+        "  category: {}",
+        "  price: {}",
+        "feature 'price' is declared in more than one of dense, sparse, vectors",
+    ),
+    schema(
+        "two sources of ids",
+        "  ad: {}",
+        "  ad: {hash: 10, vocabulary: [a1]}",
+        "sparse.ad: give `hash` or `vocabulary`, not both",
+    ),
+    schema("field named time", "fields: {ad: {}", "fields: {time: {}", 'events.click: the field name "time" is taken'),
+    schema("surfaces without a column", "surface: place\n", "", "schema schema.yaml: surfaces needs `surface`"),
+    schema(
+        "unknown surface",
+        "label: bought",
+        "label: bought, surfaces: [fed]",
+        "objectives.buy.surfaces: 'fed' is not among surfaces",
+    ),
+    schema(
+        "column not in the file",
+        "price: {",
+        "prize: {",
+        "rows.csv",
+        'column "prize"',
+        'did you mean "price"?',
+        code=FAILED,
+    ),
+    schema(
+        "events' column not in the file",
+        "category: {}}}",
+        "categori: {}}}",
+        "events.csv",
+        '"categori"',
+        'did you mean "category"?',
+        code=FAILED,
+    ),
+    schema(
+        "unseen id",
+        "  ad: {}",
+        "  ad: {vocabulary: [a0, a1], unseen: error}",
+        'events.csv, row 3, column "ad"',
+        "found 'a2'",
+        code=FAILED,
+    ),
+    rows("empty file", "", "", "rows.csv: cannot be read as CSV"),
+    rows(
+        "no rows",
+        "",
+        "user,time,place,price,age,ad,category,clicked,bought,split\n",
+        "the training split has no rows: nothing to fit the schema on",
+    ),
+    rows(
+        "a field too few",
+        ROW_1,
+        ROW_1.removesuffix(",train"),
+        "rows.csv: cannot be read as CSV",
+        "Expected 10 columns, got 9",
+    ),
+    rows(
+        "label of 2",
+        ROW_1,
+        "u0,1000,feed,3.5,20,a3,c1,2,0,train",
+        'rows.csv, row 1, column "clicked" (label of click): expected a label of 0 or 1',
+        "found 2",
+    ),
+    rows(
+        "label not a number",
+        ROW_1,
+        "u0,1000,feed,3.5,20,a3,c1,yes,0,train",
+        'rows.csv, row 1, column "clicked"',
+        "found 'yes'",
+    ),
+    rows(
+        "no label",
+        ROW_1,
+        "u0,1000,feed,3.5,20,a3,c1,,,train",
+        "rows.csv, row 1: expected a label for at least one of click, buy, found none",
+    ),
+    rows(
+        "number that is none", ROW_1, "u0,1000,feed,cheap,20,a3,c1,1,0,train", PRICE, "expected a number, found 'cheap'"
+    ),
+    rows("infinite number", ROW_1, "u0,1000,feed,inf,20,a3,c1,1,0,train", PRICE, "found inf"),
+    rows("log of a negative", ROW_1, "u0,1000,feed,-3,20,a3,c1,1,0,train", PRICE, "found -3"),
+    rows("no user", ROW_1, ",1000,feed,3.5,20,a3,c1,1,0,train", 'rows.csv, row 1, column "user"'),
+    rows("no time", ROW_1, "u0,,feed,3.5,20,a3,c1,1,0,train", 'rows.csv, row 1, column "time"'),
+    rows(
+        "time that is none",
+        ROW_1,
+        "u0,noon,feed,3.5,20,a3,c1,1,0,train",
+        'rows.csv, row 1, column "time"',
+        "found 'noon'",
+    ),
+    rows(
+        "unknown surface",
+        ROW_1,
+        "u0,1000,fed,3.5,20,a3,c1,1,0,train",
+        'rows.csv, row 1, column "place"',
+        "one of feed, search",
+        'did you mean "feed"?',
+    ),
+    rows(
+        "unknown split",
+        ROW_1,
+        "u0,1000,feed,3.5,20,a3,c1,1,0,trian",
+        'rows.csv, row 1, column "split"',
+        "one of train, validation, test",
+        "found 'trian'",
+    ),
+    rows("not there", "", None, "reader: rows: rows.csv: no such file", code=WRONG_USE),
+    events("not there", "", None, "reader: events.click: events.csv: no such file", code=WRONG_USE),
+    events("no time", "u0,900,", "u0,,", 'events.csv, row 1, column "time"'),
+    events("no user", "u0,900,", ",900,", 'events.csv, row 1, column "user"'),
+    events("a time that is none", "u0,900,", "u0,soon,", 'events.csv, row 1, column "time"', "found 'soon'"),
+    trained(
+        "nothing to go on with",
+        "train recipe.yaml --resume must name=new",
+        "resume=must: runs/new has no complete checkpoint",
+    ),
+    trained("another model on resuming", "train recipe.yaml model.hidden=[4]", "runs/small", "model.hidden"),
+    trained("no such run", "eval runs/none", "runs/none"),
+    trained("no such split", f"eval {RUN} --split tset", 'has no split "tset"; did you mean "test"?'),
+    trained(
+        "damaged checkpoint",
+        f"eval {RUN}",
+        "step-00000003",
+        "model.pt",
+        code=FAILED,
+        **{"runs/small/checkpoints/step-00000003/model.pt": ("", "x")},
+    ),
+    trained("no rows", f"predict {RUN} --rows none.csv --out o.csv", "reader: test: none.csv: no such file"),
+    trained(
+        "kind of file",
+        f"predict {RUN} --rows rows.csv --out o.txt",
+        "predictions go to a .parquet or .csv file, not o.txt",
+    ),
+    trained(
+        "events without a type",
+        f"predict {RUN} --rows rows.csv --events events.csv --out o.csv",
+        '--events "events.csv": expected TYPE=FILE',
+    ),
+    trained(
+        "column not there",
+        f"predict {RUN} --rows rows.csv --out o.csv",
+        "rows.csv",
+        'column "price"',
+        code=FAILED,
+        **{"rows.csv": ("price", "prize")},
+    ),
+    trained(
+        "wrong number",
+        f"predict {RUN} --rows rows.csv --out o.csv",
+        PRICE,
+        "found 'x'",
+        code=FAILED,
+        **{"rows.csv": ("feed,3.5", "feed,x")},
+    ),
+]
+
+
+def apply(edit: dict[str, tuple[str, str | None]], folder: Path) -> None:
+    for name, (old, new) in edit.items():
+        path = folder / name
+        if new is None:
+            path.unlink()
+            continue
+        text = path.read_text(errors="replace")
+        assert old in text, f"{name} does not hold {old!r}"
+        path.write_text(text.replace(old, new, 1) if old else new)
+
+
+@pytest.fixture(scope="session")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the log and a run trained on it."""
+    folder = tmp_path_factory.mktemp("trained")
+    write_log(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main(list(TRAIN)) == 0
+    return folder
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_one_message_that_names_the_place(
+    case: Case, log: Path, request: pytest.FixtureRequest, capfd: pytest.CaptureFixture[str]
+) -> None:
+    if case.name.partition(":")[0] in ("train", "eval", "predict"):
+        shutil.copytree(request.getfixturevalue("run_folder"), log, dirs_exist_ok=True)
+    apply(case.edit, log)
+    capfd.readouterr()
+    code = main(list(case.command))
+    out, err = capfd.readouterr()
+    assert err.startswith("error: ") and err.endswith("\n")
+    assert "\nerror: " not in err and "Traceback" not in err and "unexpected" not in err
+    for text in case.says:
+        assert text in err
+    assert code == case.code
+    assert out == ""
+
+
+def test_the_log_is_fine_without_the_mistakes(run_folder: Path) -> None:
+    assert (run_folder / RUN / "result.json").is_file()
+
+
+def test_names_are_distinct_and_many() -> None:
+    assert len({case.name for case in CASES}) == len(CASES) >= 30
