@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from gem_core import ops
-from gem_core.cli import main
-from gem_core.plugins import default_registry
 from gem_plugin_example.backend import SegmentSeedAttention
 from gem_plugin_example.generate import generate
 from gem_plugin_example.model import TwoLayer
 from gem_plugin_example.reader import JsonLinesReader
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from gem_core import ops
+from gem_core.cli import main
+from gem_core.plugins import default_registry
 
 RECIPE = Path(__file__).parent.parent / "example.yaml"
 

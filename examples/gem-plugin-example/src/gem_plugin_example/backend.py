@@ -6,8 +6,9 @@ Shape letters: B sequences, T events of all of them, S seeds, H heads, d head wi
 from __future__ import annotations
 
 import torch
-from gem_core.ops import OpSpec, Saved
 from torch import Tensor
+
+from gem_core.ops import OpSpec, Saved
 
 
 def _segments(offsets: Tensor) -> Tensor:
@@ -16,7 +17,7 @@ def _segments(offsets: Tensor) -> Tensor:
 
 
 class SegmentSeedAttention:
-    """softmax(q k^T * scale) v per sequence, the queries being shared. Materialises (T, S, H, d): for short histories."""
+    """softmax(q k^T * scale) v per sequence, with shared queries. Materialises (T, S, H, d): for short histories."""
 
     def supports(self, spec: OpSpec) -> str | None:
         """From metadata alone: None, or why such a call is not for this backend (GEM then asks the next one)."""
@@ -26,7 +27,7 @@ class SegmentSeedAttention:
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, *, max_length: int, scale: float
     ) -> tuple[Tensor, Tensor]:
-        """q (S, H, d), k and v (T, H, d) -> the result (B, S, H, d), and the log-sum-exp (B, S, H) that backward needs."""
+        """q (S, H, d), k and v (T, H, d) -> the result (B, S, H, d), and the log-sum-exp (B, S, H) for backward."""
         sequence = _segments(offsets)
         scores = torch.einsum("shd,thd->tsh", q, k) * scale
         index = sequence[:, None, None].expand_as(scores)

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from pydantic import Field
+from torch import Tensor, nn
+
 from gem_core import ops
 from gem_core.data.batch import Batch, Jagged
 from gem_core.errors import ConfigError
 from gem_core.protocols import ComponentConfig, Embedding, Output, Table
 from gem_core.schema import Schema
-from pydantic import Field
-from torch import Tensor, nn
 
 
 class TwoLayerConfig(ComponentConfig):
@@ -30,6 +31,7 @@ class TwoLayer(nn.Module):
 
     Config = TwoLayerConfig
     hidden_names: tuple[str, ...] = ("hidden",)
+    embedding: Embedding
 
     def __init__(self, config: TwoLayerConfig, *, schema: Schema, embedding: Embedding) -> None:
         super().__init__()
@@ -69,12 +71,12 @@ class TwoLayer(nn.Module):
         x = torch.cat([*rows, torch.cat(requests, 1)[batch.request]], 1)
         middle = nn.functional.gelu(self.first(x))
         logits = self.second(middle).float()
-        return Output(dict(zip(self.tasks, logits.unbind(1), strict=True)), {name: middle for name in hidden})
+        return Output(dict(zip(self.tasks, logits.unbind(1), strict=True)), dict.fromkeys(hidden, middle))
 
     def _pool(self, event: str, batch: Batch, looked: dict[str, Tensor]) -> Tensor:
         """(Q, S * D): the seeds' attention over the events; 0 for a request without."""
         time = batch.events[event]["time"]
-        events = sum((looked[f"{event}.{name}"] for name in self.event_fields[event]), start=torch.zeros(()))
+        events = torch.stack([looked[f"{event}.{name}"] for name in self.event_fields[event]]).sum(0)
         keys = events.unsqueeze(1)  # one head
         return ops.seed_attention(self.seeds[event], keys, keys, time.offsets, time.max_length).flatten(1)
 

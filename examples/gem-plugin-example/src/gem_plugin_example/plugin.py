@@ -1,4 +1,4 @@
-"""What the plugin offers. GEM imports this module to list names, so it imports nothing heavy; targets load when used."""
+"""What the plugin offers. GEM imports this module to list names, so it imports nothing heavy itself."""
 
 from gem_core.plugins import Register, hookimpl
 

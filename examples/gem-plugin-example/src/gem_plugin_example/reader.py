@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import ClassVar
 
 import pyarrow as pa
+from pyarrow import json as pa_json
+
 from gem_core.data.columns import Source
 from gem_core.data.readers.base import TableConfig, TableReader
 from gem_core.data.values import Role
 from gem_core.errors import DataError
-from pyarrow import json as pa_json
 
 
 class JsonLinesConfig(TableConfig):

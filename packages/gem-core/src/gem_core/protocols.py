@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class ComponentConfig(BaseModel):
     """Base of every component's options."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
 
 class Reader(Protocol):
@@ -325,7 +325,7 @@ class Callback:
         """After the last step, before trackers close."""
 
 
-class StopTraining(Exception):  # noqa: N818 - a signal, not an error
+class StopTraining(Exception):
     """Raised by a callback: evaluate, save and end with exit code 0."""
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
 
 def _bare_name(value: object) -> object:
@@ -33,7 +33,7 @@ def _bare_name(value: object) -> object:
 class _Component(BaseModel):
     """A plugin part; its options are validated by the component's own Config when it is loaded."""
 
-    model_config = ConfigDict(frozen=True, extra="allow")
+    model_config = ConfigDict(frozen=True, extra="allow", ser_json_inf_nan="constants")
     name: str
 
     @property

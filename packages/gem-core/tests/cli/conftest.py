@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from gem_core.cli import main
+
 SCHEMA = """\
 user: user
 time: time
@@ -64,3 +66,14 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_log(tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture(scope="session")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the log and a run trained on it."""
+    folder = tmp_path_factory.mktemp("trained")
+    write_log(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main(["train", "recipe.yaml"]) == 0
+    return folder

@@ -1,5 +1,6 @@
-"""What is wrong with a schema, file, recipe, label or id is said in one message that names the place, with the right exit
-code: a table of mistakes, each made in a log that is otherwise fine, and run through the real command line.
+"""A mistake in a schema, file, recipe, label or id is one message that names the place, with the right exit code.
+
+A table of mistakes, each made in a log that is otherwise fine, and run through the real command line.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from conftest import write_log
 
 from gem_core.cli import main
 
 TRAIN = ("train", "recipe.yaml")
+PROFILE = ("data", "profile", "x.yaml")
 RUN = "runs/small"
 WRONG_USE, FAILED = 2, 1
 
@@ -257,6 +258,10 @@ CASES = [
     events("no time", "u0,900,", "u0,,", 'events.csv, row 1, column "time"'),
     events("no user", "u0,900,", ",900,", 'events.csv, row 1, column "user"'),
     events("a time that is none", "u0,900,", "u0,soon,", 'events.csv, row 1, column "time"', "found 'soon'"),
+    Case("data: neither schema nor recipe", ("x.yaml: not valid YAML",), WRONG_USE, {"x.yaml": ("", "a: [")}, PROFILE),
+    Case("data: a list", ("x.yaml: expected a mapping of options",), WRONG_USE, {"x.yaml": ("", "- 1")}, PROFILE),
+    Case("data: not there", ("none.yaml: cannot be read",), WRONG_USE, {}, ("data", "profile", "none.yaml")),
+    Case("data: no rows named", ("schema.yaml is a schema",), WRONG_USE, {}, ("data", "profile", "schema.yaml")),
     trained(
         "nothing to go on with",
         "train recipe.yaml --resume must name=new",
@@ -309,20 +314,9 @@ def apply(edit: dict[str, tuple[str, str | None]], folder: Path) -> None:
         if new is None:
             path.unlink()
             continue
-        text = path.read_text(errors="replace")
+        text = path.read_text(errors="replace") if path.exists() else ""
         assert old in text, f"{name} does not hold {old!r}"
         path.write_text(text.replace(old, new, 1) if old else new)
-
-
-@pytest.fixture(scope="session")
-def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the log and a run trained on it."""
-    folder = tmp_path_factory.mktemp("trained")
-    write_log(folder)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        assert main(list(TRAIN)) == 0
-    return folder
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

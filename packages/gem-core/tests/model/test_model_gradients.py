@@ -149,7 +149,7 @@ def test_bad_options_are_refused() -> None:
         ({"towers": {"clik": {}}}, 'no event type "clik" in the schema; did you mean "click"'),
         ({"experts": 40}, "at most one expert per token"),
         ({"features": {"match_only": ("cta",)}}, '"cta" is no sparse feature of the schema; did you mean "cat"'),
-        ({"features": {"embedding_dims": {"da": 4}}}, 'no table "da"; did you mean "ad"'),
+        ({"features": {"embedding_dims": {"da": 4}}}, 'no table "da"; valid: ad, cat'),
     ]:
         with pytest.raises(ConfigError, match=message):
             make_model("kunlun", make_schema(), **options)

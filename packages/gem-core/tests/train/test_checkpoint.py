@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from synthetic import fitted_schema, recipe
+
 from gem_core.errors import ConfigError, DataError
 from gem_core.recipe import Recipe
 from gem_core.train import checkpoint as checkpoints
 from gem_core.train.checkpoint import Checkpoint, check_recipe, complete, find, retain, save
-from synthetic import fitted_schema, recipe
 
 PARTS: dict[str, dict[str, Any]] = {name: {"x": torch.arange(1000.0), "n": 3} for name in checkpoints.PARTS}
 

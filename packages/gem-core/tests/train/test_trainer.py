@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from synthetic import SyntheticReader, TinyModel, recipe, registry
+
 from gem_core.errors import ConfigError, GemError
 from gem_core.plugins import hookimpl
 from gem_core.protocols import Callback, ComponentConfig, StopTraining
 from gem_core.train import Trainer, build, train
 from gem_core.train.measure import measure
-from synthetic import SyntheticReader, TinyModel, recipe, registry
 
 
 def lines(run: Path, kind: str, file: str = "metrics") -> list[dict[str, Any]]:
@@ -240,7 +241,7 @@ def test_faulty_steps_may_be_skipped_up_to_a_number(tmp_path: Path) -> None:
     assert sum(r["click/rows"] for r in lines(tmp_path / "a", "train")) == 13 * 64
     notes = [r["text"] for r in lines(tmp_path / "a", "text", "speed") if r["name"] == "skipped"]
     assert [note.split(":")[0] for note in notes] == ["step 3", "step 6"]
-    with pytest.raises(GemError, match="More than trainer.max_skipped = 1"):
+    with pytest.raises(GemError, match=r"More than trainer\.max_skipped = 1"):
         train(recipe(tmp_path / "b", data={"reader": reader}, trainer=trainer | {"max_skipped": 1}), registry())
 
 
@@ -251,7 +252,7 @@ def test_an_exploding_loss_is_a_fault(tmp_path: Path) -> None:
 
 def test_resume_words(tmp_path: Path) -> None:
     short = recipe(tmp_path, trainer={"max_steps": 5})
-    with pytest.raises(ConfigError, match="resume=must: .* has no complete checkpoint"):
+    with pytest.raises(ConfigError, match=r"resume=must: .* has no complete checkpoint"):
         train(short, registry(), resume="must")
     train(short, registry())
     assert train(short, registry(), resume="must").step == 5

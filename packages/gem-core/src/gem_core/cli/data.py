@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import yaml
 
 from gem_core.errors import ConfigError
 
@@ -46,11 +45,10 @@ def profile(target: Path, rest: tuple[str, ...], events: tuple[str, ...], delimi
 
 
 def _is_recipe(path: Path) -> bool:
-    try:
-        value = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: cannot be read as a schema or recipe: {error}") from error
-    return isinstance(value, Mapping) and ("data" in value or "base" in value)
+    from gem_core.validation import read_yaml
+
+    value = read_yaml(path, str(path))
+    return "data" in value or "base" in value
 
 
 def _of_recipe(path: Path, overrides: Sequence[str], events: Sequence[str]) -> Any:

@@ -101,11 +101,17 @@ def _jagged(leaves: Iterable[Tensor], max_length: int) -> Jagged:
     return Jagged(values, offsets, max_length)
 
 
+def _with_keys(node: object, names: Iterable[str]) -> list[tuple[pytree.KeyEntry, object]]:
+    # As keys, not attributes: torch.export's guards take `request` for a part of `request_time`.
+    return [(pytree.MappingKey(name), getattr(node, name)) for name in names]
+
+
 def _register() -> None:
     pytree.register_pytree_node(
         Jagged,
         lambda j: ([j.values, j.offsets], j.max_length),
         _jagged,
+        flatten_with_keys_fn=lambda j: (_with_keys(j, ("values", "offsets")), j.max_length),
         serialized_type_name="gem_core.Jagged",
         to_dumpable_context=str,
         from_dumpable_context=int,
@@ -115,6 +121,7 @@ def _register() -> None:
         Batch,
         lambda b: ([getattr(b, n) for n in names], None),
         lambda leaves, _: Batch(*leaves),
+        flatten_with_keys_fn=lambda b: (_with_keys(b, names), None),
         serialized_type_name="gem_core.Batch",
     )
 

@@ -1,7 +1,7 @@
 """The one preprocessing of training and serving: Arrow tables or records to encoded rows and batches.
 
-* Requests are adjacent rows with an equal `request` column or, where the schema names none, with equal user and time;
-  user, time and request-level features are those of the first row.
+* Requests are adjacent rows with an equal `request` column or, where the schema names none, of equal user, time and
+  `history_before`; request-level features are those of the first row.
 * Ids become `MISSING`, `UNSEEN` or the place in the table's vocabulary (hash bucket) from `FIRST_KNOWN` on. A feature
   of several ids keeps its first `max_length`.
 * Numbers are transformed, then standardised by the fitted statistics. One without a value is NaN as a feature and 0,

@@ -24,6 +24,9 @@ from gem_core.schema import DenseFeature, DenseStats, EventField, Fitted, Schema
 SAMPLE = 1_000_000
 """Values of a feature that the quantiles are computed from."""
 
+DISTINCT = 8_000_000
+"""Distinct ids of pieces that are gathered before they are merged."""
+
 
 def quantile_edges(values: Floats, bins: int) -> list[float]:
     """At most bins + 1 increasing edges with about equally many values between them.
@@ -107,7 +110,7 @@ class _IdFrequencies:
         distinct = found.field("values")
         self.pieces.append(pa.table({"id": distinct.cast(pa.string()), "n": found.field("counts")}))
         self.size += len(distinct)
-        if self.size > 8_000_000:
+        if self.size > DISTINCT:
             self._merge()
 
     def _merge(self) -> pa.Table:

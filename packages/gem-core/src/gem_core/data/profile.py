@@ -339,7 +339,7 @@ class _Profiler:
             if limits is not None and found is not None:
                 before = found
                 self._count(limits, before > time, "a time not after the request (later events would leak)")
-        own = [user, time]
+        own = [user, time, before]
         if schema.request is not None:
             request = self._keys(self._column(table, schema.request, "request", source), "a request")
             own = own if request is None else [request]

@@ -90,14 +90,20 @@ class TreeFeatures:
 
 @dataclass(frozen=True)
 class Ensemble:
-    """The trees of one objective; `curve` is the validation NE after each, `best` the number that is used."""
+    """The trees of one objective; `curve` is the validation NE after each, `best` the number that is used.
+
+    Without a booster, which takes both classes in both splits, the base rate (as log-odds, `prior`) is predicted.
+    """
 
     booster: Any
     curve: list[float]
     best: int
+    prior: float
 
     def logits(self, matrix: NDArray[np.float32]) -> NDArray[np.float64]:
         """(B,) log-odds."""
+        if self.booster is None:
+            return np.full(len(matrix), self.prior)
         scores: NDArray[np.float64] = self.booster.predict(matrix, raw_score=True, num_iteration=self.best)
         return scores
 
@@ -108,34 +114,44 @@ def fit_trees(
     """One ensemble per objective, its size chosen on the validation split.
 
     Raises:
-        ConfigError: LightGBM is not installed, or a split has only one class of an objective.
+        ConfigError: LightGBM is not installed.
     """
     try:
         import lightgbm
     except ImportError as error:
         raise ConfigError('LightGBM is not installed: pip install "gem-core[demo]"') from error
-    matrices = features.matrix(train), features.matrix(validation)
+    splits = [(rows, features.matrix(rows)) for rows in (train, validation)]
     out = {}
     for task in features.schema.objectives:
+        parts = [_counted(rows, matrix, task) for rows, matrix in splits]
+        weighted = [float((label * weight).sum()) for _, label, weight in parts]
+        negative = [float(weight.sum()) - p for (_, _, weight), p in zip(parts, weighted, strict=True)]
+        prior = math.log((weighted[0] + 0.5) / (negative[0] + 0.5))
+        if not all([*weighted, *negative]):
+            out[task] = Ensemble(None, [], 0, prior)
+            continue
+        names = [*features.dense, *features.categories]
         sets: list[Any] = []
-        for split, rows, matrix in zip(("train", "validation"), (train, validation), matrices, strict=True):
-            counted = rows.masks[task] > 0
-            label, weight = rows.labels[task][counted], rows.weights[task][counted]
-            if not 0 < label.sum() < len(label):
-                raise ConfigError(f"trees: the {split} split has only one class of {task}: take more rows")
-            sets.append(
-                lightgbm.Dataset(
-                    matrix[counted], label, weight=weight, reference=sets[0] if sets else None,
-                    feature_name=[*features.dense, *features.categories], categorical_feature=features.categories,
-                )
-            )  # fmt: skip
+        for matrix, label, weight in parts:
+            reference = sets[0] if sets else None
+            common = {"feature_name": names, "categorical_feature": features.categories, "reference": reference}
+            sets.append(lightgbm.Dataset(matrix, label, weight=weight, **common))
         curve: list[float] = []
-        record = _recorder(task, entropy(label, weight), curve, progress)
+        record = _recorder(task, entropy(*parts[1][1:]), curve, progress)
         stop = lightgbm.early_stopping(options.patience, verbose=False)
         parameters = options.parameters()
         booster = lightgbm.train(parameters, sets[0], options.trees, valid_sets=[sets[1]], callbacks=[record, stop])
-        out[task] = Ensemble(booster, curve, booster.best_iteration)
+        out[task] = Ensemble(booster, curve, booster.best_iteration, prior)
     return out
+
+
+Part = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]
+
+
+def _counted(rows: EncodedRows, matrix: NDArray[np.float32], task: str) -> Part:
+    """Features, labels and weights of the rows that count for an objective."""
+    counted = rows.masks[task] > 0
+    return matrix[counted], rows.labels[task][counted], rows.weights[task][counted]
 
 
 def _recorder(task: str, floor: float, curve: list[float], progress: Progress) -> Callable[[Any], None]:

@@ -90,7 +90,7 @@ class FeatureTokens(nn.Module):
         self.event_keys = [key for key in event_keys if key not in config.match_only]
         self.widths = {key: self._dim(schema, key) for key in (*schema.sparse, *event_keys)}
         self.tables = [
-            Table(name, schema.table_rows(name), self._dim(schema, used[0]), tuple(used), self._pooling(schema, used))
+            Table(name, schema.table_rows(name), self._dim(schema, used[0]), tuple(used), self._pooling(schema, name, used))
             for name, keys in tables.items()
             if (used := [k for k in keys if k in self.sparse["request"] + self.sparse["row"] + self.event_keys])
         ]
@@ -126,8 +126,12 @@ class FeatureTokens(nn.Module):
         return self.config.embedding_dims.get(schema.table_of(key), self.config.embedding_dim)
 
     @staticmethod
-    def _pooling(schema: Schema, keys: Sequence[str]) -> str:
-        return next((schema.sparse[k].pooling for k in keys if k in schema.sparse and schema.sparse[k].multi), "mean")
+    def _pooling(schema: Schema, table: str, keys: Sequence[str]) -> str:
+        kinds = {k: schema.sparse[k].pooling for k in keys if k in schema.sparse and schema.sparse[k].multi}
+        if len(set(kinds.values())) > 1:
+            found = ", ".join(f'"{key}" {pooling}' for key, pooling in kinds.items())
+            raise ConfigError(f'schema: features of one table need one pooling; table "{table}" has {found}')
+        return next(iter(kinds.values()), "mean")
 
     def ids(self, batch: Batch, events: Mapping[str, Mapping[str, Jagged]]) -> dict[str, Tensor | Jagged]:
         """The ids of one look-up for everything: sparse features (pooled where multi-valued) and event fields."""

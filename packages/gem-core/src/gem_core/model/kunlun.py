@@ -43,7 +43,8 @@ class KunlunConfig(ComponentConfig):
         conditioning: what makes the GDPA weights: "request" (once per request) or "full" (with the ad, once per row; also
             where the schema has no request features).
         comp_skip: even layers without self-attention, odd ones without pooling and feed-forward.
-        match_bins: bins of age of the match tokens (0: none). match_tokens: tokens that they give.
+        match_bins: bins of age of the match counts (0: none). match_fields: "<event type>.<field>" of those that match
+            (default: all that can). match_tokens: tokens that the counts give.
         objective_tokens: a token of its own for each objective.
     """
 
@@ -59,6 +60,7 @@ class KunlunConfig(ComponentConfig):
     conditioning: Literal["request", "full"] = "request"
     comp_skip: bool = True
     match_bins: int = Field(0, ge=0)
+    match_fields: tuple[str, ...] | None = None
     match_tokens: int = Field(2, ge=1)
     objective_tokens: bool = True
     head_hidden: tuple[int, ...] = (64,)
@@ -126,9 +128,7 @@ class Kunlun(nn.Module):
         object.__setattr__(self, "embedding", embedding)  # its tables are not the model's parameters
         embedding.setup(self.features.tables)
         widths = {k: self.features.widths[k] for k in self.features.event_keys}
-        self.match = MatchCounts(schema, config.match_bins) if config.match_bins else None
-        if self.match is not None and not self.match.fields:
-            raise ConfigError("model.match_bins: no event field shares a table with a row feature, so nothing can match")
+        self.match = MatchCounts(schema, config.match_bins, config.match_fields) if config.match_bins else None
         self.match_map = nn.Linear(self.match.width, config.match_tokens * config.dim) if self.match else None
         self.objectives = (
             nn.Parameter(torch.randn(len(schema.objectives), config.dim) * 0.1) if config.objective_tokens else None

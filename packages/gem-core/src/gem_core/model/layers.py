@@ -77,22 +77,19 @@ class PiecewiseLinear(nn.Module):
                 feature.append(i)
         self.bins = len(slope)
         plain = [i for i, knots in enumerate(edges) if len(knots) < 2]
-        # forward reads [x with missing far below every edge, x with missing as 0]: bins the first, linear features the second.
-        feature += [len(edges) + i for i in plain]
-        self.register_buffer("slope", torch.tensor(slope + [1.0] * len(plain)), persistent=False)
-        self.register_buffer("start", torch.tensor(start + [0.0] * len(plain)), persistent=False)
+        # forward reads three copies of the columns: x with missing far below every edge, x with missing as 0, missing.
+        feature += [len(edges) + i for i in plain] + [2 * len(edges) + i for i in range(len(edges))]
+        same = len(feature) - self.bins
+        self.register_buffer("slope", torch.tensor(slope + [1.0] * same), persistent=False)
+        self.register_buffer("start", torch.tensor(start + [0.0] * same), persistent=False)
         self.register_buffer("feature", torch.tensor(feature, dtype=torch.int64), persistent=False)
-        self.width = len(feature) + len(edges)
+        self.width = len(feature)
 
     def forward(self, x: Tensor) -> Tensor:
         # One buffer, filled in place: it is 20 times as wide as x, and passes over it are what this costs.
-        out = x.new_empty(x.shape[0], self.width)
-        columns = self.feature.numel()
-        source = torch.cat([x.nan_to_num(-1e30), x.nan_to_num(0.0)], 1)
-        values = out[:, :columns]
-        torch.addcmul(self.start, source.index_select(1, self.feature), self.slope, out=values)
-        values[:, : self.bins].clamp_(0.0, 1.0)
-        out[:, columns:] = x.isnan()
+        out = torch.cat([x.nan_to_num(-1e30), x.nan_to_num(0.0), x.isnan()], 1).index_select(1, self.feature)
+        torch.addcmul(self.start, out, self.slope, out=out)
+        out[:, : self.bins].clamp_(0.0, 1.0)
         return out
 
 

@@ -4,31 +4,47 @@ the number of events.
 For every sparse event field and single-valued row feature that share a table, the events of a row's request that have
 the row's id are counted per logarithmic bin of age. The counts have no gradient; a linear map makes tokens of them.
 
-Shape letters: B rows, Q requests, T events, P (row, event) pairs.
+Shape letters: B rows, Q requests, T events.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from gem_core.data.batch import Batch
+from gem_core.errors import ConfigError, nearest
 from gem_core.schema import FIRST_KNOWN, Schema
 
+DAY = 86400.0
 
-def matched_fields(schema: Schema) -> list[tuple[str, str, str]]:
-    """(event type, field, row feature) of every pair that can match: one table, one value per row."""
-    single = [name for name, f in schema.sparse.items() if f.level == "row" and not f.multi]
-    return [
-        (event, name, feature)
-        for event, kind in schema.events.items()
-        for name, field in kind.fields.items()
-        if field.kind == "sparse"
-        for feature in single
-        if schema.table_of(feature) == schema.table_of(f"{event}.{name}")
-    ]
+
+def matched_fields(schema: Schema, chosen: Sequence[str] | None) -> list[tuple[str, str, str]]:
+    """(event type, field, row feature) of the fields that can match: one table, one value per row.
+
+    Args:
+        chosen: "<event type>.<field>" of those wanted, None for all.
+
+    Raises:
+        ConfigError: a field chosen cannot match, or none can.
+    """
+    single = {schema.table_of(name): name for name, f in schema.sparse.items() if f.level == "row" and not f.multi}
+    possible = {}
+    for key in schema.sparse_keys():
+        event, _, name = key.partition(".")
+        feature = single.get(schema.table_of(key))
+        if name and feature is not None:
+            possible[key] = (event, name, feature)
+    for key in chosen or ():
+        if key not in possible:
+            raise ConfigError(f'model.match_fields: "{key}" is no event field that shares a table with a row feature'
+                              f"{nearest(key, possible)}")
+    if not possible:
+        raise ConfigError("model.match_bins: no event field shares a table with a row feature, so nothing can match")
+    return [possible[key] for key in (possible if chosen is None else chosen)]
 
 
 class MatchCounts(nn.Module):
@@ -37,53 +53,50 @@ class MatchCounts(nn.Module):
 
     edges: Tensor
 
-    def __init__(self, schema: Schema, bins: int, first: float = 4.0, last: float = 365.0) -> None:
+    def __init__(
+        self, schema: Schema, bins: int, fields: Sequence[str] | None, first: float = 4.0, last: float = 365.0
+    ) -> None:
         super().__init__()
-        self.fields = matched_fields(schema)
+        self.fields = matched_fields(schema, fields)
         ratio = (last / first) ** (1 / max(bins - 2, 1))
-        edges = torch.tensor([math.log(first * 86400 * ratio**i) for i in range(bins - 1)])
+        edges = torch.tensor([math.log(first * DAY * ratio**i) for i in range(bins - 1)])
         self.register_buffer("edges", edges, persistent=False)
         self.bins = bins
         self.width = len(self.fields) * bins
 
     def forward(self, batch: Batch) -> Tensor:
-        rows_of = batch.request_offsets()
-        counts = torch.zeros(batch.rows * self.width, device=batch.request.device)
-        by_type: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
+        counts = batch.dense.new_empty(batch.rows, len(self.fields), self.bins)
+        bins: dict[str, tuple[Tensor, Tensor]] = {}
         for index, (event, field, feature) in enumerate(self.fields):
-            events = batch.events[event]
-            if event not in by_type:
-                by_type[event] = self._age_bins(batch, event)
-            bin_of, request_of, _ = by_type[event]
-            row, at = match_pairs(batch.ids[feature].values, rows_of, events[field].values, request_of)
-            cell = row * self.width + index * self.bins + bin_of[at]
-            counts += torch.bincount(cell, minlength=counts.numel())
-        return counts.log1p_().view(batch.rows, self.width)
+            if event not in bins:
+                bins[event] = self._age_bins(batch, event)
+            request, age = bins[event]
+            ids = batch.events[event][field].values
+            counts[:, index] = match_counts(batch.ids[feature].values, batch.request, ids, request, age, self.bins)
+        return counts.log1p_().flatten(1)
 
-    def _age_bins(self, batch: Batch, event: str) -> tuple[Tensor, Tensor, Tensor]:
+    def _age_bins(self, batch: Batch, event: str) -> tuple[Tensor, Tensor]:
+        """The request and the bin of age of each event."""
         time = batch.events[event]["time"]
-        request_of = torch.arange(batch.requests, device=time.values.device).repeat_interleave(
-            time.lengths(), output_size=time.values.numel()
+        request = torch.arange(batch.requests, device=time.values.device).repeat_interleave(
+            time.lengths(), output_size=time.values.shape[0]
         )
-        gaps = (batch.request_time[request_of] - time.values).clamp(min=1)
-        return torch.bucketize(gaps.to(torch.float32).log(), self.edges), request_of, gaps
+        gaps = (batch.request_time[request] - time.values).clamp(min=1)
+        return request, torch.bucketize(gaps.to(torch.float32).log(), self.edges)
 
 
-def match_pairs(row_ids: Tensor, rows_of: Tensor, event_ids: Tensor, request_of: Tensor) -> tuple[Tensor, Tensor]:
-    """All (row, event) of one request with equal known ids, as two (P,) index tensors.
+def match_counts(
+    row_ids: Tensor, row_request: Tensor, event_ids: Tensor, event_request: Tensor, age: Tensor, bins: int
+) -> Tensor:
+    """(B, bins): for each row, how many events of its request with its id fall in each bin of age.
 
-    A merge join: rows sorted by (request, id), each event finds its range of rows. Missing and unseen ids match nothing.
+    Events are sorted by (request, id, bin); a row's counts are the distances between its bins' places in that order, so
+    the cost does not depend on how many events match. Missing and unseen ids match nothing.
     """
-    size = int(max(row_ids.max() if row_ids.numel() else 0, event_ids.max() if event_ids.numel() else 0)) + 1
-    request_of_row = torch.arange(rows_of.numel() - 1, device=row_ids.device).repeat_interleave(
-        rows_of.diff(), output_size=row_ids.numel()
-    )
-    keys, order = (request_of_row * size + row_ids).sort()
-    wanted = request_of * size + event_ids
-    low = torch.searchsorted(keys, wanted)
-    count = torch.searchsorted(keys, wanted, right=True) - low
-    count = torch.where(event_ids >= FIRST_KNOWN, count, 0)
-    at = torch.arange(event_ids.numel(), device=row_ids.device).repeat_interleave(count)
-    start = count.cumsum(0) - count
-    within = torch.arange(at.numel(), device=row_ids.device) - start[at]
-    return order[low[at] + within], at
+    if not event_ids.numel() or not row_ids.numel():
+        return torch.zeros(row_ids.shape[0], bins, device=row_ids.device)
+    size = torch.maximum(row_ids.max(), event_ids.max()) + 1
+    keys = ((event_request * size + event_ids) * bins + age).sort().values
+    wanted = (row_request * size + row_ids).unsqueeze(1) * bins + torch.arange(bins + 1, device=row_ids.device)
+    counts = torch.searchsorted(keys, wanted).diff(dim=1)
+    return counts.where((row_ids >= FIRST_KNOWN).unsqueeze(1), 0).to(torch.float32)

@@ -166,11 +166,9 @@ class Tower(nn.Module):
     ) -> TowerState:
         """Embed the events (already truncated to `limit`); under `full` conditioning each row gets its own copy."""
         time = fields["time"]
-        lengths = time.lengths()
         n = time.values.shape[0]
-        request_of = torch.arange(len(time), device=lengths.device).repeat_interleave(lengths, output_size=n)
-        gaps = (batch.request_time[request_of] - time.values).clamp(min=0)
-        positions = torch.arange(n, device=lengths.device) - time.offsets[:-1][request_of]
+        gaps = (batch.request_time[ops.segment_ids(time.offsets, n)] - time.values).clamp(min=0)
+        positions = ops.positions(time.offsets, n)
         sequence = Sequence(self.embed(fields, gaps, looked), time.offsets, self.limit, gaps, positions)
         sequence_of_row: Tensor | None = batch.request
         if full:

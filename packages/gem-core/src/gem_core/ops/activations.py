@@ -69,17 +69,19 @@ def runs(activation: str, heads: int) -> list[tuple[slice, Activation]]:
     return [(slice(a, b), ACTIVATIONS[names[a]]) for a, b in zip(borders, borders[1:], strict=False)]
 
 
-def apply(activation: str, z: Tensor) -> Tensor:
-    """act(z) for scores (..., H, n, m)."""
-    parts = runs(activation, z.shape[-3])
+def apply(activation: str, z: Tensor, heads: int) -> Tensor:
+    """act(z) for scores (n * H, rows, keys)."""
+    parts = runs(activation, heads)
     if len(parts) == 1:
         return parts[0][1].value(z)
-    return torch.cat([act.value(z[..., heads, :, :]) for heads, act in parts], dim=-3)
+    split = z.unflatten(0, (-1, heads))
+    return torch.cat([act.value(split[:, part]) for part, act in parts], dim=1).flatten(0, 1)
 
 
-def apply_gradient(activation: str, dp: Tensor, z: Tensor) -> Tensor:
-    """dp * act'(z) for scores (..., H, n, m)."""
-    parts = runs(activation, z.shape[-3])
+def apply_gradient(activation: str, dp: Tensor, z: Tensor, heads: int) -> Tensor:
+    """dp * act'(z) for scores (n * H, rows, keys)."""
+    parts = runs(activation, heads)
     if len(parts) == 1:
         return parts[0][1].gradient(dp, z)
-    return torch.cat([act.gradient(dp[..., heads, :, :], z[..., heads, :, :]) for heads, act in parts], dim=-3)
+    up, split = dp.unflatten(0, (-1, heads)), z.unflatten(0, (-1, heads))
+    return torch.cat([act.gradient(up[:, part], split[:, part]) for part, act in parts], dim=1).flatten(0, 1)

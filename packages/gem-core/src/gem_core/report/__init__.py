@@ -1,7 +1,7 @@
 """Reports over finished runs: self-contained HTML with plots, and Markdown, from the JSON in the runs' folders.
 
-    runs = [load_run("runs/kunlun"), load_run("runs/din")]
-    write(build("Kunlun against DIN", "our log, March", runs, {}), Path("report"))
+runs = [load_run("runs/kunlun"), load_run("runs/din")]
+write(build("Kunlun against DIN", "our log, March", runs, {}), Path("report"))
 """
 
 from gem_core.report.document import Code, Document, Facts, Items, Plot, Section, Text

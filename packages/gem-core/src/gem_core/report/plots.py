@@ -127,7 +127,9 @@ def training_loss(runs: Sequence[Run]) -> str:
                     lines = [line for line in run.training if f"{task}/loss" in line]
                     at = [run.seconds_at(line["step"]) for line in lines]
                     label = name if run is group[0] and lines else None
-                    axis.plot(at, [line[f"{task}/loss"] for line in lines], color=colour[name], linewidth=1, label=label)
+                    axis.plot(
+                        at, [line[f"{task}/loss"] for line in lines], color=colour[name], linewidth=1, label=label
+                    )
             axis.set_title(task)
             axis.set_xlabel("training time, s")
         axes[0].set_ylabel("training loss")
@@ -144,7 +146,9 @@ def reliability(runs: Sequence[Run]) -> str:
             for name, group in by_name(runs).items():
                 for run in group:
                     shares = [f"{task}/decile_{i}" for i in range(10)]
-                    points = [(run.test[f"{s}/predicted"], run.test[f"{s}/rate"]) for s in shares if f"{s}/rate" in run.test]
+                    points = [
+                        (run.test[f"{s}/predicted"], run.test[f"{s}/rate"]) for s in shares if f"{s}/rate" in run.test
+                    ]
                     points = [point for point in points if min(point) > 0]  # the axes are logarithmic
                     every += [value for point in points for value in point]
                     label = name if run is group[0] else None

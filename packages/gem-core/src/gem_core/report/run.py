@@ -107,7 +107,9 @@ def load_run(folder: str | Path) -> Run:
             tuple(line for line in _lines(folder / "speed.jsonl") if line["kind"] == "speed"),
         )
     except KeyError as error:
-        raise DataError(f"run {folder}: a line of its JSON files lacks {error}; was it written by another release?") from error
+        raise DataError(
+            f"run {folder}: a line of its JSON files lacks {error}; was it written by another release?"
+        ) from error
 
 
 def by_name(runs: Iterable[Run]) -> dict[str, list[Run]]:
@@ -121,7 +123,9 @@ def by_name(runs: Iterable[Run]) -> dict[str, list[Run]]:
 def objectives(runs: Iterable[Run]) -> list[str]:
     """Objectives that the runs were tested on, in the runs' order."""
     found = (key.split("/") for run in runs for key in run.test)
-    return list(dict.fromkeys(parts[0] for parts in found if len(parts) == 2 and parts[1] == "ne" and parts[0] != "joint"))
+    return list(
+        dict.fromkeys(parts[0] for parts in found if len(parts) == 2 and parts[1] == "ne" and parts[0] != "joint")
+    )
 
 
 def surfaces(runs: Iterable[Run], objective: str) -> list[str]:
@@ -134,7 +138,9 @@ def _json(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
     except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}; is {path.parent} the folder of a finished run?") from error
+        raise DataError(
+            f"{path}: cannot be read: {error.strerror}; is {path.parent} the folder of a finished run?"
+        ) from error
     except ValueError as error:
         raise DataError(f"{path}: not valid JSON: {error}") from error
 
@@ -143,7 +149,9 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     try:
         text = path.read_text()
     except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}; is {path.parent} the folder of a finished run?") from error
+        raise DataError(
+            f"{path}: cannot be read: {error.strerror}; is {path.parent} the folder of a finished run?"
+        ) from error
     out = []
     for number, line in enumerate(text.splitlines(), 1):
         try:

@@ -40,7 +40,9 @@ class Table:
             lines = []
             if section.heading:
                 span = len(self.columns)
-                lines.append(f'<tr class="heading"><th scope="rowgroup" colspan="{span}">{escape(section.heading)}</th></tr>')
+                lines.append(
+                    f'<tr class="heading"><th scope="rowgroup" colspan="{span}">{escape(section.heading)}</th></tr>'
+                )
             for first, *rest in section.rows:
                 cells = "".join(f"<td{' class=best' if c.best else ''}>{escape(c.text)}</td>" for c in rest)
                 lines.append(f'<tr><th scope="row">{escape(first.text)}</th>{cells}</tr>')

@@ -102,5 +102,7 @@ def verdicts(runs: Sequence[Run]) -> list[str]:
                 said += f"; its AUC is {figure(pair[0])} against {figure(pair[1])}"
         out.append(said + ".")
     if len(groups) > 1 and seeds == 1:
-        out.append("One seed a model: small differences may be chance. A claim needs at least three seeds and their spread.")
+        out.append(
+            "One seed a model: small differences may be chance. A claim needs at least three seeds and their spread."
+        )
     return out

@@ -42,7 +42,11 @@ def build(title: str, subtitle: str, runs: Sequence[Run], about: Mapping[str, Se
             "Speed",
             [
                 speed(runs),
-                Plot("costs", plots.costs(runs), "Training speed, forward FLOPs per row, and fill, of the models that have them."),
+                Plot(
+                    "costs",
+                    plots.costs(runs),
+                    "Training speed, forward FLOPs per row, and fill, of the models that have them.",
+                ),
             ],
         ),
         Section("Terms", [Facts(TERMS)]),

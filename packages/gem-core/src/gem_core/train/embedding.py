@@ -18,7 +18,7 @@ from gem_core.data.batch import Jagged
 from gem_core.errors import ConfigError, DataError
 from gem_core.protocols import ComponentConfig, Table
 
-DENSE_UP_TO = 1.0
+DENSE_UP_TO = 2.0
 """Up to this many rows per gathered id the whole table is updated densely (measured: benchmarks/embedding.py)."""
 BITMAP_UP_TO = 32
 """Up to this many rows per gathered id distinct ids are found by a bitmap over the table, above it by sorting."""
@@ -184,7 +184,7 @@ class TorchEmbedding:
         grad = slot.weight.new_zeros(count, slot.table.dim)
         for part, pending in zip(places.split(sizes), slot.pending, strict=True):
             grad.index_add_(0, part, pending.grad)
-        square = grad.square().mean(1)
+        square = torch.linalg.vector_norm(grad, dim=1).square_().div_(slot.table.dim)  # mean(g^2), without a copy of g
         if self.config.clip is not None:
             norm = (square * slot.table.dim).sqrt_()
             scale = (self.config.clip / norm.clamp(min=self.config.clip)).unsqueeze(1)

@@ -64,26 +64,25 @@ class RankingMetrics:
     def update(self, logits: Mapping[str, Tensor], batch: Batch) -> None:
         """Add a batch: (B,) logits per task."""
         sums, histogram = self._allocate(batch.surface.device)
-        kept: dict[str, Tensor] = {}
-        for index, task in enumerate(self.tasks):
-            logit = logits[task].detach().float()
-            weight = batch.masks[task] * batch.weights[task]
-            # A masked label may be NaN, which times 0 would still be NaN.
-            label = torch.where(weight > 0, batch.labels[task], 0.0)
-            loss = binary_cross_entropy_with_logits(logit, label, reduction="none")
-            probability = logit.sigmoid()
-            weighted = torch.stack([weight, label * weight, probability * weight, loss * weight], 1).double()
-            terms = torch.cat([(weight > 0).double().unsqueeze(1), weighted], 1)
-            sums[index].index_add_(0, batch.surface, terms)
-            if self.exact:
-                kept |= {f"{task}.logit": logit, f"{task}.label": label, f"{task}.weight": weight}
-            else:
-                place = (
-                    ((logit.clamp(-RANGE, RANGE) + RANGE) * (self.bins / (2 * RANGE))).long().clamp_(max=self.bins - 1)
-                )
-                histogram[index].view(-1, 3).index_add_(0, batch.surface * self.bins + place, weighted[:, :3])
+        logit = torch.stack([logits[task].detach() for task in self.tasks]).float()
+        weight = torch.stack([batch.masks[task] * batch.weights[task] for task in self.tasks])
+        # A masked label may be NaN, which times 0 would still be NaN.
+        label = torch.stack([batch.labels[task] for task in self.tasks]).masked_fill_(weight <= 0, 0.0)
+        loss = binary_cross_entropy_with_logits(logit, label, weight, reduction="none")
+        counted, prediction = (weight > 0).float(), logit.sigmoid() * weight
+        terms = torch.stack([counted, weight, label * weight, prediction, loss], -1).double()
+        offset = torch.arange(len(self.tasks), device=sums.device).unsqueeze(1) * len(self.surfaces)
+        place = batch.surface + offset
+        sums.view(-1, len(SUMS)).index_add_(0, place.view(-1), terms.view(-1, len(SUMS)))
         if self.exact:
-            self._rows.append(kept | {"surface": batch.surface, "user": batch.user[batch.request]})
+            user = batch.user[batch.request]
+            self._rows.append(
+                {"logit": logit, "label": label, "weight": weight, "surface": batch.surface, "user": user}
+            )
+            return
+        scaled = (logit.clamp(-RANGE, RANGE) + RANGE) * (self.bins / (2 * RANGE))
+        place = place * self.bins + scaled.long().clamp_(max=self.bins - 1)
+        histogram.view(-1, 3).index_add_(0, place.view(-1), terms[..., 1:4].reshape(-1, 3))
 
     def state(self) -> dict[str, Any]:
         """Tensors only; what `merge` takes, here or on another rank."""
@@ -93,7 +92,7 @@ class RankingMetrics:
 
     def _gathered(self) -> dict[str, Tensor]:
         if len(self._rows) > 1:
-            self._rows = [{key: torch.cat([part[key] for part in self._rows]) for key in self._rows[0]}]
+            self._rows = [{key: torch.cat([part[key] for part in self._rows], -1) for key in self._rows[0]}]
         return self._rows[0] if self._rows else {}
 
     def merge(self, states: Sequence[Mapping[str, Any]]) -> None:
@@ -119,12 +118,12 @@ class RankingMetrics:
             for place, surface in enumerate(self.surfaces):
                 out |= _summary(f"{task}/{surface}", sums[index, place])
             if f"{task}/logloss" in out:
-                out |= self._exact(task, rows) if self.exact else self._from_histogram(task, histogram[index])
+                out |= self._exact(index, rows) if self.exact else self._from_histogram(task, histogram[index])
         return out | _joint(sums.sum(1))
 
-    def _exact(self, task: str, rows: Mapping[str, Tensor]) -> dict[str, float]:
-        counted = rows[f"{task}.weight"] > 0
-        weight, label, logit = (rows[f"{task}.{key}"][counted] for key in ("weight", "label", "logit"))
+    def _exact(self, index: int, rows: Mapping[str, Tensor]) -> dict[str, float]:
+        task, counted = self.tasks[index], rows["weight"][index] > 0
+        weight, label, logit = (rows[key][index, counted] for key in ("weight", "label", "logit"))
         surface, user = rows["surface"][counted], rows["user"][counted]
         out = {}
         for place, name in enumerate(["", *(f"{s}/" for s in self.surfaces)]):

@@ -134,15 +134,21 @@ class History:
     def _absorb_response(self, promotions: Promotions, visit_store: Ints, chosen: Ints) -> None:
         visitors = np.bincount(visit_store, minlength=len(self.log.stores)).astype(np.int32)[promotions.store]
         display, mailer = np.divmod(promotions.code.astype(np.int64), len(MAILER))
-        np.add.at(self.shown, promotions.product, visitors)
-        np.add.at(self.shown_display, (promotions.product, display), visitors)
-        np.add.at(self.shown_mailer, (promotions.product, mailer), visitors)
+        _add(self.shown, promotions.product, visitors)
+        _add(self.shown_display, promotions.product * len(DISPLAY) + display, visitors)
+        _add(self.shown_mailer, promotions.product * len(MAILER) + mailer, visitors)
         visit, product = np.divmod(chosen, len(self.log.products))
         code = promotions.table[visit % len(self.log.stores), product]
         display, mailer = np.divmod(code.astype(np.int64), len(MAILER))
-        np.add.at(self.chosen, product, 1)
-        np.add.at(self.chosen_display, (product, display), 1)
-        np.add.at(self.chosen_mailer, (product, mailer), 1)
+        _add(self.chosen, product)
+        _add(self.chosen_display, product * len(DISPLAY) + display)
+        _add(self.chosen_mailer, product * len(MAILER) + mailer)
+
+
+def _add(counts: Counts, at: Ints, numbers: Counts | None = None) -> None:
+    """Add `numbers` (or ones) at flat positions, which may repeat."""
+    added = np.bincount(at, weights=numbers, minlength=counts.size)
+    counts += added.reshape(counts.shape).astype(np.int32)
 
 
 def _zeros(pairs: Pairs) -> Counts:

@@ -102,7 +102,7 @@ class Repurchases:
 
     def __init__(self, log: Log) -> None:
         self._products = len(log.products)
-        self._keys = np.unique(self._key(log.purchases.household, log.purchases.product, log.purchases.week))
+        self._keys = np.sort(self._key(log.purchases.household, log.purchases.product, log.purchases.week))
 
     def _key(self, household: Ints, product: Ints, week: Ints) -> Ints:
         return (household * self._products + product) * 64 + week

@@ -26,9 +26,7 @@ class Summary:
         self._requests: Counter[str] = Counter()
         self._lengths: dict[str, list[NDArray[np.int64]]] = {}
         self._population = self._redeemed = 0
-        sales = log.purchases
-        self._times = np.lexsort((sales.time, sales.household))
-        self._bounds = np.searchsorted(sales.household[self._times], np.arange(len(log.households) + 1))
+        self._purchases = np.sort(_moment(log.purchases.household, log.purchases.time))
 
     def sent(self, rows: Sends) -> Sends:
         """Count sends as they were before down-sampling."""
@@ -52,19 +50,14 @@ class Summary:
         users, before = (table[c].to_numpy()[first] for c in ("user", "history_before"))
         splits = table["split"].to_numpy(zero_copy_only=False)
         rows_of = np.diff(first, append=len(table))
-        lengths = self._history_lengths(np.searchsorted(self._log.households, users), before)
+        household = np.searchsorted(self._log.households, users)
+        start, stop = (np.searchsorted(self._purchases, _moment(household, t)) for t in (np.zeros_like(before), before))
+        lengths = stop - start
         for split_name in np.unique(splits):
             mine = splits[first] == split_name
             self._requests[split_name] += int(mine.sum())
             self._lengths.setdefault(split_name, []).append(np.repeat(lengths[mine], rows_of[mine]))
         return table
-
-    def _history_lengths(self, household: NDArray[np.int64], before: NDArray[np.int64]) -> NDArray[np.int64]:
-        times = self._log.purchases.time[self._times]
-        starts, stops = self._bounds[household], self._bounds[household + 1]
-        return np.array(
-            [np.searchsorted(times[a:b], t) for a, b, t in zip(starts, stops, before, strict=True)], np.int64
-        )  # fmt: skip
 
     def manifest(self, events: dict[str, int], seconds: float) -> dict[str, Any]:
         """The manifest as JSON values."""
@@ -98,6 +91,11 @@ class Summary:
             },
             "seconds": round(seconds, 1),
         }  # fmt: skip
+
+
+def _moment(household: NDArray[np.int64], time: NDArray[np.int64]) -> NDArray[np.int64]:
+    """A key that orders by household, then time."""
+    return (household << 32) + time
 
 
 def _nested(flat: dict[tuple[str, ...], Any]) -> dict[str, Any]:

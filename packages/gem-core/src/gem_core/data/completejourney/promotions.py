@@ -34,22 +34,22 @@ class Promotions:
     table: NDArray[np.uint8]
 
 
-def _codes(column: pa.Array, letters: str, what: str) -> Ints:
-    codes = pc.index_in(column, value_set=pa.array(list(letters)))
-    if codes.null_count:
-        bad = column.filter(codes.is_null())[0].as_py()
+def _codes(column: pa.DictionaryArray, letters: str, what: str) -> Ints:
+    codes = pc.index_in(column.dictionary, value_set=pa.array(list(letters)))
+    if codes.null_count or column.null_count:
+        bad = column.dictionary.filter(codes.is_null())[0].as_py() if codes.null_count else None
         raise DataError(f"Complete Journey: promotions: {what} {bad!r} is unknown; expected one of {letters}")
-    return np.asarray(codes.to_numpy(), dtype=np.int64)
+    return codes.to_numpy().astype(np.int64)[column.indices.to_numpy()]
 
 
 def _week(log: Log, store: Ints, product: Ints, display: Ints, mailer: Ints) -> Promotions:
     key = store * len(log.products) + product
-    unique, at = np.unique(key, return_inverse=True)
+    order = np.argsort(key, kind="stable")
+    start = np.flatnonzero(np.diff(key[order], prepend=-1))
+    unique = key[order[start]]
     # A few pairs are listed twice, with and without a display: each keeps its highest codes.
-    best_display, best_mailer = (np.zeros(len(unique), np.int64) for _ in range(2))
-    np.maximum.at(best_display, at, display)
-    np.maximum.at(best_mailer, at, mailer)
-    code = (best_display * len(MAILER) + best_mailer).astype(np.uint8)
+    highest = (np.maximum.reduceat(c[order], start) if len(start) else c for c in (display, mailer))
+    code = (next(highest) * len(MAILER) + next(highest)).astype(np.uint8)
     table = np.full((len(log.stores), len(log.products)), NONE, np.uint8)
     table.reshape(-1)[unique] = code
     return Promotions(unique // len(log.products), unique % len(log.products), code, table)
@@ -74,8 +74,8 @@ def weeks(source: Path, log: Log, last: int) -> Iterator[tuple[int, Promotions]]
         product = np.minimum(np.searchsorted(log.products, product_id), len(log.products) - 1)
         # A store or product that nobody ever bought from can give no impression.
         known = (log.stores[store] == store_id) & (log.products[product] == product_id)
-        display = _codes(batch["display_location"].dictionary_decode(), DISPLAY, "display_location")
-        mailer = _codes(batch["mailer_location"].dictionary_decode(), MAILER, "mailer_location")
+        display = _codes(batch["display_location"], DISPLAY, "display_location")
+        mailer = _codes(batch["mailer_location"], MAILER, "mailer_location")
         while len(number):
             stop = int(np.searchsorted(number, week, side="right"))
             keep = known[:stop]

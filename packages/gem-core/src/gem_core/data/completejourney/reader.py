@@ -49,9 +49,8 @@ class CompleteJourneyReader(TableReader):
             if length < 1:
                 raise ConfigError(f"reader completejourney: max_length.{event}: expected at least 1, found {length}")
             events[event] = events[event].model_copy(update={"max_length": length})
-        cache = config.cache or os.environ.get("GEM_CACHE") or "~/.cache/gem"
         source = None if config.source is None else Path(config.source)
-        self.folder = _prepared(Path(cache).expanduser(), source, config.households)
+        self.folder = _prepared(cache_folder(config.cache), source, config.households)
         super().__init__(config, schema.model_copy(update={"events": events}), seed)
 
     @property
@@ -79,6 +78,11 @@ class CompleteJourneyReader(TableReader):
     def event_tables(self, event: str, columns: Mapping[str, Role]) -> Iterator[tuple[pa.Table, Source]]:
         """Pieces of the prepared events."""
         return parquet_tables(self.folder / "events" / f"{event}.parquet", columns)
+
+
+def cache_folder(option: str | None) -> Path:
+    """Where prepared logs are kept: the option, else $GEM_CACHE, else ~/.cache/gem."""
+    return Path(option or os.environ.get("GEM_CACHE") or "~/.cache/gem").expanduser()
 
 
 def _prepared(cache: Path, source: Path | None, households: int | None) -> Path:

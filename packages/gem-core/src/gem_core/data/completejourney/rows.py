@@ -132,7 +132,10 @@ class Rows:
 
 def in_time_order(*tables: pa.Table) -> pa.Table:
     """The tables' rows by (time, request), rows of a request in their order."""
-    table = pa.concat_tables(tables)
+    filled = [t for t in tables if len(t)]
+    if len(filled) < 2:  # each is in order already
+        return filled[0] if filled else tables[0]
+    table = pa.concat_tables(filled)
     order = np.lexsort((table["request_id"].to_numpy(), table["time"].to_numpy()))
     return table.take(pa.array(order))
 
@@ -142,7 +145,7 @@ class RowWriter:
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         text = [f.name for f in schema if not pa.types.is_floating(f.type)]
-        self._file = pq.ParquetWriter(path, schema, compression="zstd", use_dictionary=text)
+        self._file = pq.ParquetWriter(path, schema, compression="zstd", compression_level=1, use_dictionary=text)
         self._held = schema.empty_table()
 
     def write(self, table: pa.Table) -> None:

@@ -73,13 +73,19 @@ def popular(history: History, campaigns: Ints) -> Coupons:
     campaign, upc, product = log.coupon_campaign[mine], log.coupon_upc[mine], log.coupon_product[mine]
     order = np.lexsort((product, -history.sold.total[product], upc, campaign))
     campaign, upc, product = campaign[order], upc[order], product[order]
-    new = np.ones(len(upc), bool)
-    new[1:] = (upc[1:] != upc[:-1]) | (campaign[1:] != campaign[:-1])
-    start = np.flatnonzero(new)
+    first = _changes(campaign, upc, product)  # some products are listed twice
+    campaign, upc, product = campaign[first], upc[first], product[first]
+    start = _changes(campaign, upc)
     covered = np.diff(start, append=len(upc))
     kept = np.minimum(covered, COUPON_PRODUCTS)
     offsets = np.concatenate([[0], np.cumsum(kept)])
     return Coupons(campaign[start], upc[start], covered, offsets, product[ranges(start, kept)])
+
+
+def _changes(*columns: Ints) -> Ints:
+    """Positions whose values differ from those before."""
+    new = np.any([np.diff(c, prepend=-1) != 0 for c in columns], axis=0)
+    return np.flatnonzero(new)
 
 
 def draw(history: History, keep: NDArray[np.bool_], seed: int) -> Sends:

@@ -49,7 +49,7 @@ class Split(BaseModel):
         by_time = self.validation_from is not None or self.test_from is not None
         if by_time == (self.column is not None):
             raise ValueError("expected either `column`, or `validation_from` and/or `test_from`")
-        if self.validation_from is not None and self.test_from is not None and self.edges()[0] > self.edges()[1]:
+        if self.validation_from is not None and _seconds(self.validation_from) > _seconds(self.test_from):
             raise ValueError("validation_from is later than test_from")
         return self
 

@@ -8,6 +8,7 @@ integer and as its decimal text); times are seconds or ISO 8601.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, NoReturn
 
@@ -104,7 +105,8 @@ def _list(values: pa.Array, name: str, role: Role, separator: str, source: Sourc
     """Text split into lists of converted values; an empty field is no list."""
     split = pc.split_pattern(values, separator)
     inner, offsets = Column(split, name, role, source).lists()
-    flat = _convert(inner, role)
+    given = pc.if_else(pc.equal(inner.values, ""), pa.scalar(None, pa.string()), inner.values)
+    flat = _convert(replace(inner, values=given), role)
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), flat, mask=values.is_null())
 
 
@@ -114,7 +116,7 @@ def _convert(values: Column, role: Role) -> pa.Array:
     if role in ("label", "mask"):
         lower = pc.utf8_lower(values.values)
         words = pc.if_else(pc.equal(lower, "true"), "1", pc.if_else(pc.equal(lower, "false"), "0", values.values))
-        return _numbers(Column(words, values.name, values.role, values.source, values.owner), "0 or 1")
+        return _numbers(replace(values, values=words), "0 or 1")
     if role == "time":
         return _times(values)
     return values.values
@@ -131,16 +133,17 @@ def _numbers(values: Column, expected: str) -> pa.Array:
 
 def _times(values: Column) -> pa.Array:
     texts = pc.utf8_trim_whitespace(values.values)
-    digits = pc.fill_null(pc.match_substring_regex(texts, r"^-?[0-9]+$"), True)
-    if pc.all(digits).as_py() is not False:
-        return texts.cast(pa.int64())
-    try:
-        return texts.cast(pa.timestamp("s"))
-    except pa.ArrowInvalid:
-        try:  # with fractions of seconds or a zone
-            return texts.cast(pa.timestamp("us", "UTC"))
+    known = texts.drop_null()
+    seconds = len(known) == 0 or known[0].as_py().lstrip("-").isdigit()
+    # The last form is of times with fractions of seconds or a zone.
+    kinds = [pa.int64()] if seconds else [pa.timestamp("s"), pa.timestamp("us", "UTC")]
+    for kind in kinds:
+        try:
+            return texts.cast(kind)
         except pa.ArrowInvalid:
-            _first_fault(values, texts, pa.timestamp("s"), "seconds since 1970, or a time like 2026-01-31 12:00:00")
+            continue
+    form = "seconds since 1970" if seconds else "a time like 2026-01-31 12:00:00"
+    _first_fault(values, texts, kinds[-1], f"{form} (as in the rows before)")
 
 
 def _first_fault(values: Column, texts: pa.Array, kind: pa.DataType, expected: str) -> NoReturn:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from gem_core.ops.ragged.support import on_processor, ready
 from gem_core.ops.ragged.tiles import Tile, tiles
 from gem_core.ops.reference.pointwise import EPS
 
-SCORES = 65536  # scores of one chunk: 256 KiB in float32
+SCORES = 131072  # scores of one chunk: few enough to stay in cache
 
 aten = torch.ops.aten
 
@@ -24,16 +23,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor, work: list[Run], activation: str, in
     """outside * act(inside * q k^T) v over a work list; q (sum Tq, H, d), k and v (sum Tk, H, d). Rows in no rectangle give 0."""
     out, heads = torch.zeros_like(q), q.shape[1]
     for tile in tiles(work, heads):
-        keys, values, keep = _batch(tile.keys(k)), _batch(tile.keys(v)), _keep(tile, q)
-        queries = tile.rows(q)
-        result = torch.empty_like(queries)
-        for part in _parts(tile, heads):
-            z = _scores(queries[:, :, part], keys, inside)
-            p = apply(activation, _heads(z, tile)).flatten(0, 1)
-            if keep is not None:
-                _heads(p, tile).mul_(keep[:, :, part])
-            result[:, :, part] = _heads(torch.bmm(p, values), tile)
-        tile.put_rows(out, result.mul_(outside))
+        queries, keys, values = tile.rows(q).flatten(0, 1), tile.keys(k).flatten(0, 1), tile.keys(v).flatten(0, 1)
+        step, keep, parts = _step(tile, heads), _keep(tile, q), []
+        for at, rows in enumerate(_scaled(queries, inside).split(step, 1)):
+            p = apply(activation, torch.bmm(rows, keys.transpose(1, 2)), heads)
+            parts.append(torch.bmm(_masked(p, keep, at * step), values))
+        result = _scaled(_joined(parts), outside).unflatten(0, (-1, heads))
+        tile.add_rows(out, tile.silence(result))
     return out
 
 
@@ -43,35 +39,28 @@ def attend_gradient(
     """Gradients of `attend` to q, k, v."""
     dq, dk, dv, heads = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v), q.shape[1]
     for tile in tiles(work, heads):
-        keys, values, keep = _batch(tile.keys(k)), _batch(tile.keys(v)), _keep(tile, q)
-        queries, above = tile.rows(q), tile.silence(tile.rows(grad))
-        result, d_keys, d_values = torch.empty_like(queries), torch.zeros_like(keys), torch.zeros_like(values)
-        for part in _parts(tile, heads):
-            rows, up = _batch(queries[:, :, part]), _batch(above[:, :, part])
-            z = torch.bmm(rows, keys.transpose(1, 2)).mul_(inside)
-            p = apply(activation, _heads(z, tile))
-            dz = apply_gradient(activation, _heads(torch.bmm(up, values.transpose(1, 2)), tile), _heads(z, tile))
-            if keep is not None:
-                p, dz = p.mul_(keep[:, :, part]), dz.mul_(keep[:, :, part])
-            p, dz = p.flatten(0, 1), dz.flatten(0, 1)
-            d_values.baddbmm_(p.transpose(1, 2), up, alpha=outside)
-            d_keys.baddbmm_(dz.transpose(1, 2), rows, alpha=inside * outside)
-            result[:, :, part] = _heads(torch.bmm(dz, keys), tile)
-        tile.put_rows(dq, result.mul_(inside * outside))
-        tile.add_keys(dk, _heads(d_keys, tile))
-        tile.add_keys(dv, _heads(d_values, tile))
+        queries, keys, values = tile.rows(q).flatten(0, 1), tile.keys(k).flatten(0, 1), tile.keys(v).flatten(0, 1)
+        d_keys, d_values = keys.new_zeros(keys.shape), values.new_zeros(values.shape)
+        step, keep, parts = _step(tile, heads), _keep(tile, q), []
+        above = _scaled(tile.silence(tile.rows(grad)).flatten(0, 1), outside)
+        pieces = zip(_scaled(queries, inside).split(step, 1), above.split(step, 1), strict=True)
+        for at, (rows, up) in enumerate(pieces):
+            z = torch.bmm(rows, keys.transpose(1, 2))
+            dz = apply_gradient(activation, torch.bmm(up, values.transpose(1, 2)), z, heads)
+            p, dz = _masked(apply(activation, z, heads), keep, at * step), _masked(dz, keep, at * step)
+            d_values.baddbmm_(p.transpose(1, 2), up)
+            d_keys.baddbmm_(dz.transpose(1, 2), rows)
+            parts.append(torch.bmm(dz, keys))
+        tile.add_rows(dq, _scaled(_joined(parts), inside).unflatten(0, (-1, heads)))
+        tile.add_keys(dk, d_keys.unflatten(0, (-1, heads)))
+        tile.add_keys(dv, d_values.unflatten(0, (-1, heads)))
     return dq, dk, dv
 
 
-def _scores(queries: Tensor, keys: Tensor, inside: float) -> Tensor:
-    return torch.bmm(_batch(queries), keys.transpose(1, 2)).mul_(inside)
-
-
-def _parts(tile: Tile, heads: int) -> Iterator[slice]:
-    """Slices of the tile's query axis with about SCORES scores each, of even size."""
-    pieces = max(1, -(-tile.n * heads * tile.n_q * tile.n_k // SCORES))
-    step = max(16, -(-tile.n_q // pieces))
-    return (slice(a, min(a + step, tile.n_q)) for a in range(0, tile.n_q, step))
+def _step(tile: Tile, heads: int) -> int:
+    """Query rows of a chunk: about SCORES scores, chunks of even size."""
+    chunks = max(1, round(tile.n * heads * tile.n_q * tile.n_k / SCORES))
+    return -(-tile.n_q // chunks)
 
 
 def _keep(tile: Tile, like: Tensor) -> Tensor | None:
@@ -79,12 +68,19 @@ def _keep(tile: Tile, like: Tensor) -> Tensor | None:
     return None if hidden is None else (~hidden).to(like.dtype).expand(tile.n, 1, tile.n_q, tile.n_k)
 
 
-def _batch(x: Tensor) -> Tensor:
-    return x.flatten(0, 1)
+def _masked(x: Tensor, keep: Tensor | None, start: int) -> Tensor:
+    """x (n * H, rows, keys) times its part of the mask, in place."""
+    if keep is not None:
+        x.unflatten(0, (len(keep), -1)).mul_(keep[:, :, start : start + x.shape[1]])
+    return x
 
 
-def _heads(x: Tensor, tile: Tile) -> Tensor:
-    return x.unflatten(0, (tile.n, -1))
+def _scaled(x: Tensor, by: float) -> Tensor:
+    return x if by == 1.0 else x * by
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
 
 def _options(o: dict[str, Any]) -> tuple[str, float, float]:

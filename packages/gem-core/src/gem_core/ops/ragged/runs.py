@@ -24,14 +24,12 @@ CAUSAL = Band(0, 0, ALL)
 
 
 class Run(NamedTuple):
-    """`count` rectangles of n_q queries and n_k keys; each starts `step` rows after the one before, in queries and in keys."""
+    """A rectangle: n_q query rows from q on, n_k key rows from k on."""
 
     q: int
     n_q: int
     k: int
     n_k: int
-    count: int = 1
-    step: int = 0
     band: Band | None = None
 
 
@@ -61,35 +59,29 @@ def _whole(size: int, shift: int, q: int, n_q: int, k: int, n_k: int) -> Iterato
 
 def _causal(size: int, shift: int, q: int, n_q: int, k: int, n_k: int) -> Iterator[Run]:
     n = min(n_q, n_k)
-    yield Run(q, n, k, n, band=CAUSAL)
+    yield Run(q, n, k, n, CAUSAL)
     yield Run(q + n, n_q - n, k, n_k)  # queries after the last key see all keys
 
 
 def _block(size: int, shift: int, q: int, n_q: int, k: int, n_k: int) -> Iterator[Run]:
-    head = size - shift if shift else 0
-    yield Run(q, min(head, n_q), k, min(head, n_k))
-    count = (min(n_q, n_k) - head) // size
-    if count > 0:
-        yield Run(q + head, size, k + head, size, count, size)
-    done = head + max(count, 0) * size
-    yield Run(q + done, min(size, n_q - done), k + done, min(size, n_k - done))
+    n = min(n_q, n_k)
+    for border in range(-shift, n, size):
+        a = max(border, 0)
+        yield Run(q + a, min(border + size, n_q) - a, k + a, min(border + size, n_k) - a)
 
 
 def _window(size: int, shift: int, q: int, n_q: int, k: int, n_k: int) -> Iterator[Run]:
     n_q = min(n_q, n_k + size)  # queries farther than `size` past the last key see nothing
     step = max(CHUNK, size)
-    inner = max(0, (min(n_q, n_k - size) - step) // step)  # chunks that have `size` keys on both sides
-    if inner > 0:
-        yield Run(q + step, step, k + step - size, step + 2 * size, inner, step, Band(size, -size, size))
-    for a in (0, *range(step * (inner + 1), n_q, step)):
+    for a in range(0, n_q, step):
         left = min(a, size)
-        yield Run(q + a, min(step, n_q - a), k + a - left, min(n_k, a + step + size) - (a - left), band=Band(left, -size, size))
+        yield Run(q + a, min(step, n_q - a), k + a - left, min(n_k, a + step + size) - (a - left), Band(left, -size, size))
 
 
 def _prefix(size: int, shift: int, q: int, n_q: int, k: int, n_k: int) -> Iterator[Run]:
     yield Run(q, min(size, n_q), k, n_k)
     for a in range(size, n_q, CHUNK):
-        yield Run(q + a, min(CHUNK, n_q - a), k, min(n_k, a + CHUNK), band=Band(a, 0, ALL))
+        yield Run(q + a, min(CHUNK, n_q - a), k, min(n_k, a + CHUNK), Band(a, 0, ALL))
 
 
 _CUTS = {"none": _whole, "causal": _causal, "block": _block, "window": _window, "prefix": _prefix}

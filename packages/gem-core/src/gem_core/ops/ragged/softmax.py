@@ -16,24 +16,36 @@ _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 
+def _tile_forward(tile: Tile, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """(n, H, n_q, d) and log-sum-exp (n, H, n_q) of one tile."""
+    causal, bias = _mask(tile, q)
+    out, lse = _flash(q, k, v, 0.0, causal, attn_mask=bias, scale=scale)
+    return out, lse
+
+
+def _tile_backward(
+    tile: Tile, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of one tile to q, k, v, each (n, H, L, d)."""
+    causal, bias = _mask(tile, q)
+    dq, dk, dv = _flash_backward(grad, q, k, v, out, lse, 0.0, causal, attn_mask=bias, scale=scale)
+    return dq, dk, dv
+
+
 def _mask(tile: Tile, like: Tensor) -> tuple[bool, Tensor | None]:
     """The kernel's causal flag and additive mask."""
     if tile.band == CAUSAL and tile.n_q == tile.n_k:
         return True, None  # a real query never sees the padding behind it
     hidden = tile.hidden()
-    if hidden is None:
-        return False, None
-    bias = torch.zeros_like(hidden, dtype=like.dtype).masked_fill_(hidden, float("-inf"))
-    return False, bias.expand(tile.n, 1, tile.n_q, tile.n_k)
+    return False, None if hidden is None else torch.zeros_like(hidden, dtype=like.dtype).masked_fill_(hidden, float("-inf"))
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, work: list[Run], scale: float) -> tuple[Tensor, Tensor]:
     """The result (sum Tq, H, d) and the log-sum-exp (sum Tq, H) over a work list; rows in no rectangle give 0."""
     out, lse = torch.zeros_like(q), q.new_full(q.shape[:2], float("-inf"))
     for tile in tiles(work, q.shape[1]):
-        causal, bias = _mask(tile, q)
-        o, s = _flash(tile.rows(q), tile.keys(k), tile.keys(v), 0.0, causal, attn_mask=bias, scale=scale)
-        tile.put_rows(out, o)
+        o, s = _tile_forward(tile, tile.rows(q), tile.keys(k), tile.keys(v), scale)
+        tile.add_rows(out, tile.silence(o))
         tile.put_rows(lse, s)
     return out, lse
 
@@ -44,20 +56,9 @@ def attend_gradient(
     """Gradients of `attend` to q, k, v."""
     dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     for tile in tiles(work, q.shape[1]):
-        causal, bias = _mask(tile, q)
-        a, b, c = _flash_backward(
-            tile.silence(tile.rows(grad)),
-            tile.rows(q),
-            tile.keys(k),
-            tile.keys(v),
-            tile.rows(out),
-            tile.rows(lse),
-            0.0,
-            causal,
-            attn_mask=bias,
-            scale=scale,
-        )
-        tile.put_rows(dq, a)
+        up, queries = tile.silence(tile.rows(grad)), tile.rows(q)
+        a, b, c = _tile_backward(tile, up, queries, tile.keys(k), tile.keys(v), tile.rows(out), tile.rows(lse), scale)
+        tile.add_rows(dq, a)
         tile.add_keys(dk, b)
         tile.add_keys(dv, c)
     return dq, dk, dv
@@ -86,7 +87,7 @@ def _work(q_offsets: Tensor, k_offsets: Tensor, k_index: Tensor | None, *, mask:
 
 
 class RaggedBlock:
-    """`block_attention` on a processor: the blocks of a sequence are one batched kernel call."""
+    """`block_attention` on a processor: a block is a small rectangle like any other."""
 
     def supports(self, spec: OpSpec) -> str | None:
         return on_processor(spec)
@@ -120,9 +121,8 @@ class RaggedSeed:
         out = qc.new_zeros((batch * seeds, *q.shape[1:]))
         lse = qc.new_full((batch * seeds, q.shape[1]), float("-inf"))
         for tile in tiles(_seed_work(offsets, seeds), q.shape[1]):
-            _, bias = _mask(tile, qc)
-            o_, s = _flash(_spread(qc, tile), tile.keys(kc), tile.keys(vc), 0.0, False, attn_mask=bias, scale=o["scale"])
-            tile.put_rows(out, o_)
+            result, s = _tile_forward(tile, _spread(qc, tile), tile.keys(kc), tile.keys(vc), o["scale"])
+            tile.add_rows(out, result)
             tile.put_rows(lse, s)
         return out.view(batch, *q.shape).to(q.dtype), lse.view(batch, *q.shape[:2])
 
@@ -133,9 +133,8 @@ class RaggedSeed:
         lse = lse.flatten(0, 1)
         dq, dk, dv = torch.zeros_like(qc), torch.zeros_like(kc), torch.zeros_like(vc)
         for tile in tiles(_seed_work(offsets, q.shape[0]), q.shape[1]):
-            _, bias = _mask(tile, qc)
-            inputs = (tile.rows(g), _spread(qc, tile), tile.keys(kc), tile.keys(vc), tile.rows(out), tile.rows(lse))
-            a, b, c = _flash_backward(*inputs, 0.0, False, attn_mask=bias, scale=o["scale"])
+            queries, keys, values = _spread(qc, tile), tile.keys(kc), tile.keys(vc)
+            a, b, c = _tile_backward(tile, tile.rows(g), queries, keys, values, tile.rows(out), tile.rows(lse), o["scale"])
             dq += a.sum(0).transpose(0, 1)
             tile.add_keys(dk, b)
             tile.add_keys(dv, c)

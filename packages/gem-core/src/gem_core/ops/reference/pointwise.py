@@ -17,7 +17,7 @@ EPS = 1e-5
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, activation: str, inside: float, outside: float) -> Tensor:
     """outside * act(inside * q k^T) v of one sequence, q (n, H, d), k and v (m, H, d); masked scores are zeroed first."""
-    return torch.einsum("hij,jhd->ihd", apply(activation, _scores(q, k, mask, inside)), v) * outside
+    return torch.einsum("hij,jhd->ihd", apply(activation, _scores(q, k, mask, inside), q.shape[1]), v) * outside
 
 
 def attend_gradient(
@@ -25,13 +25,13 @@ def attend_gradient(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of `attend` to q, k, v: dV = P^T dO, dZ = act'(Z) (dO V^T), dQ = dZ K, dK = dZ^T Q."""
     z = _scores(q, k, mask, inside)
-    dz = apply_gradient(activation, torch.einsum("ihd,jhd->hij", grad, v), z) * (inside * outside)
+    dz = apply_gradient(activation, torch.einsum("ihd,jhd->hij", grad, v), z, q.shape[1]) * (inside * outside)
     if mask is not None:
         dz = dz.masked_fill(~mask, 0.0)
     return (
         torch.einsum("hij,jhd->ihd", dz, k),
         torch.einsum("hij,ihd->jhd", dz, q),
-        torch.einsum("hij,ihd->jhd", apply(activation, z), grad) * outside,
+        torch.einsum("hij,ihd->jhd", apply(activation, z, q.shape[1]), grad) * outside,
     )
 
 
