@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +85,8 @@ def parameters(given: argparse.Namespace) -> dict[str, Any]:
 def normalised_entropy(label: NDArray[np.float32], probability: NDArray[np.float64]) -> float:
     """Log-loss over the entropy of the rows' own base rate."""
     rate = float(label.mean())
-    return float(log_loss(label, probability)) / -(rate * np.log(rate) + (1 - rate) * np.log(1 - rate))
+    floor = -(rate * math.log(rate) + (1 - rate) * math.log(1 - rate))
+    return float(log_loss(label, probability)) / floor
 
 
 def auc_error(label: NDArray[np.float32], probability: NDArray[np.float64], user: NDArray[np.int64]) -> float:
@@ -98,14 +101,16 @@ def fit(table: pa.Table, dense: list[str], categories: list[str], task: str, opt
     began = time.perf_counter()
     label, split, inputs = table[task].to_numpy(), table["split"].to_numpy(), matrix(table, dense, categories)
     rows = {s: (split == s) & ~np.isnan(label) for s in ("train", "validation", "test")}
-    names = {"feature_name": [*dense, *categories], "categorical_feature": categories}
-    train = lightgbm.Dataset(inputs[rows["train"]], label[rows["train"]], params=options, **names)
+    names = [*dense, *categories]
+    train = lightgbm.Dataset(
+        inputs[rows["train"]], label[rows["train"]], feature_name=names, categorical_feature=categories
+    )
     validation = lightgbm.Dataset(inputs[rows["validation"]], label[rows["validation"]], reference=train)
-    stop = lightgbm.early_stopping(30, verbose=False)
-    model = lightgbm.train(options, train, 2000, valid_sets=[validation], callbacks=[stop])
-    found: dict[str, Any] = {"columns": len(dense) + len(categories), "trees": model.best_iteration}
+    watch: list[Callable[..., Any]] = [lightgbm.early_stopping(30, verbose=False), lightgbm.log_evaluation(100)]
+    model = lightgbm.train(options, train, 2000, valid_sets=[validation], callbacks=watch)
+    found: dict[str, Any] = {"columns": len(names), "trees": model.best_iteration}
     for part in ("validation", "test"):
-        truth, guess = label[rows[part]], model.predict(inputs[rows[part]])
+        truth, guess = label[rows[part]], np.asarray(model.predict(inputs[rows[part]]))
         found[part] = {
             "rows": len(truth),
             "base_rate": float(truth.mean()),
@@ -115,7 +120,7 @@ def fit(table: pa.Table, dense: list[str], categories: list[str], task: str, opt
         }
     gain = model.feature_importance("gain")
     best = np.argsort(-gain)[:20]
-    found["gain"] = {names["feature_name"][i]: round(float(gain[i] / gain.sum()), 4) for i in best}
+    found["gain"] = {names[i]: round(float(gain[i] / gain.sum()), 4) for i in best}
     return found | {"seconds": round(time.perf_counter() - began, 1)}
 
 

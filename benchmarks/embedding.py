@@ -61,7 +61,8 @@ def timed(run: Callable[[], None], repeats: int) -> float:
 
 def step_times(dim: int, repeats: int) -> dict[str, float]:
     """Milliseconds of the parts of a step of all tables, and of torch's."""
-    tables, wanted = [], {}
+    tables: list[Table] = []
+    wanted: dict[str, Tensor | Jagged] = {}
     for name, (rows, fields, features) in TABLES.items():
         events = {f"event.{name}.{i}": ids(rows, EVENTS) for i in range(fields)}
         values = {f"{name}.{i}": Jagged(ids(rows, ROWS), torch.arange(ROWS + 1), 1) for i in range(features)}
@@ -110,7 +111,8 @@ def form_times(rows: int, count: int, dim: int, repeats: int) -> dict[str, float
     chosen, grad = ids(rows, count), torch.randn(count, dim)
     out = {}
     before = module.DENSE_UP_TO, module.BITMAP_UP_TO
-    for form, (module.DENSE_UP_TO, module.BITMAP_UP_TO) in FORMS.items():
+    for form, bounds in FORMS.items():
+        module.DENSE_UP_TO, module.BITMAP_UP_TO = bounds
 
         def update() -> None:
             embedding.lookup({"f": chosen})["f"].backward(grad)

@@ -7,15 +7,15 @@
     nox -s bench -- fuxictr_din [--recipe recipes/completejourney-full.yaml] [--rows 60000] [--repeats 3]
     nox -s bench -- fuxictr_din --quality
 
-DIN is the one in FuxiCTR's wheel with FuxiCTR's own defaults (attention MLP 64 with Dice, 512-128-64 layers), its trainer
-and its NPZ loader. It gets what GEM gets: the standardised dense features, the ids of row and request, and the newest 64
-purchases before the request, whose type, category, department and brand its target attention compares with the ad's.
-It gets no product id: a trainable one overfits. Only in-store rows count, objective `purchase`.
+DIN is the one in FuxiCTR's wheel with FuxiCTR's own defaults (attention MLP 64 with Dice, 512-128-64 layers, Adam), its
+trainer and its NPZ loader. It gets what GEM gets: the standardised dense features, the ids of row and request, and the
+newest 64 purchases before the request, whose type, category, department and brand its target attention compares with
+the ad's. It gets no product id: a trainable one overfits. Only in-store rows are used, objective `purchase`.
 
 Speed: both train one pass over the same rows (whole requests of the training split), each run in a process of its own,
-in turn; every run counts from the call that starts training to its last step, loader and its worker process included.
-Quality: learning rate and number of epochs are chosen on the validation split. State is kept in `--work` after each block
-of rows, so an interrupted `--quality` goes on where it was.
+in turn; a run's time is from the call that starts training to its last step, loader and its worker process included.
+Quality: learning rate and number of epochs are chosen on the validation split. State is kept in `--work` after each
+block of rows, so an interrupted `--quality` goes on where it was.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ from gem_core.data.batch import Batch, Jagged
 from gem_core.data.completejourney import CompleteJourneyReader
 from gem_core.data.completejourney.reader import SCHEMA
 from gem_core.data.readers import ParquetReader
+from gem_core.data.readers.base import SPLITS
 from gem_core.plugins import default_registry
 from gem_core.protocols import Callback
 from gem_core.recipe import load, parse
@@ -89,7 +90,8 @@ def in_store(schema: Schema) -> Schema:
     value["events"] = {TASK: bought | {"fields": fields, "max_length": HISTORY}}
     others = ("product", "coupon", "campaign")
     value["sparse"] = {name: f for name, f in value["sparse"].items() if not name.startswith(others)}
-    value["dense"] = {name: f | {"encoding": "linear"} for name, f in value["dense"].items() if not name.startswith("coupon")}
+    dense = {name: f for name, f in value["dense"].items() if not name.startswith("coupon")}
+    value["dense"] = {name: f | {"encoding": "linear"} for name, f in dense.items()}
     return Schema.parse(value)
 
 
@@ -280,8 +282,8 @@ def time_gem(work: Path, rows: Path, folder: Path, given: argparse.Namespace) ->
     value = recipe.dump()
     schema = Schema.load(SCHEMA) if recipe.data.schema_ is None else Schema.parse(value["data"]["schema"])
     lengths = value["data"]["reader"].get("max_length", {})
-    events = {e: kind.model_copy(update={"max_length": lengths.get(e, kind.max_length)}) for e, kind in schema.events.items()}
-    schema = schema.model_copy(update={"events": events})
+    cut = {event: schema.events[event].model_copy(update={"max_length": length}) for event, length in lengths.items()}
+    schema = schema.model_copy(update={"events": schema.events | cut})
     value["output"] = str(work / "gem")
     value["data"]["schema"] = schema.model_dump(mode="json", exclude_defaults=True)
     value["data"]["reader"] = {"name": "parquet", **log_options(folder, rows, tuple(schema.events))}
@@ -323,37 +325,35 @@ def speed(given: argparse.Namespace, work: Path, folder: Path) -> dict[str, Any]
 # ---- quality ---------------------------------------------------------------------------------------------------------
 
 
-def train_blocks(work: Path, features: Any, rate: float, given: argparse.Namespace) -> Iterator[tuple[int, Any]]:
-    """Train block by block, going on from the saved state; gives (epochs done, model) after each epoch not yet given."""
+def train(work: Path, features: Any, rate: float, epochs: int, given: argparse.Namespace) -> Any:
+    """The model after so many epochs; goes on from the saved state, block by block."""
     blocks = sorted((work / "rows").glob("train-*.npz"))
     state = work / f"state-{rate:g}.pt"
+    seed_everything(0)
     model = Din(features, work / f"din-{rate:g}", rate)
     done = 0
-    seed_everything(0)
     if state.exists():
         kept = torch.load(state)
         model.load_state_dict(kept["model"])
         model.optimizer.load_state_dict(kept["optimizer"])
         done = kept["done"]
-    while True:
-        if done and done % len(blocks) == 0:
-            yield done // len(blocks), model
-        if done == EPOCHS * len(blocks):
-            return
-        start = Clock()
+    while done < epochs * len(blocks):
         seed_everything(done)
         data = loader(features, blocks[done % len(blocks)], given.batch_rows, shuffle=True)
-        model._eval_steps = len(data)  # blocks differ in length
+        model._eval_steps = len(data)  # blocks differ in length, and `fit` keeps the first one's
+        start = Clock()
         model.fit(data, epochs=1)
         done += 1
         new = state.with_suffix(".new")
         torch.save({"model": model.state_dict(), "optimizer": model.optimizer.state_dict(), "done": done}, new)
         new.replace(state)
         print(f"lr {rate:g}: block {done} of {EPOCHS * len(blocks)}, {model.end.wall - start.wall:.0f} s", flush=True)
+    return model
 
 
-def evaluate(model: Any, features: Any, files: list[Path], batch_rows: int) -> dict[str, float]:
+def evaluate(model: Any, features: Any, rows: Path, split: str, batch_rows: int) -> dict[str, float]:
     """AUC, and log-loss over the entropy of the rate of positives (NE)."""
+    files = sorted(rows.glob(f"{split}-*.npz"))
     predicted = np.concatenate([model.predict(loader(features, file, batch_rows, shuffle=False)) for file in files])
     labels = np.concatenate([np.load(file)[TASK] for file in files]).astype(np.float64)
     entropy = log_loss(labels, np.full(len(labels), labels.mean()))
@@ -364,26 +364,26 @@ def evaluate(model: Any, features: Any, files: list[Path], batch_rows: int) -> d
 def quality(given: argparse.Namespace, work: Path, folder: Path) -> dict[str, Any]:
     """Every learning rate and epoch on validation and test; the one that validation chooses."""
     torch.set_num_threads(given.threads)
-    kept = work / "rows-schema.json"
-    if not kept.exists():
+    path = work / "rows-schema.json"
+    if not path.exists():
         reader = ParquetReader(ParquetReader.Config(**log_options(folder)), in_store(Schema.load(SCHEMA)))
-        for split in ("train", "validation", "test"):
+        for split in SPLITS:
             export(reader, split, work / "rows")
-        reader.schema.save(kept)
-        del reader
-    schema = Schema.load(kept)
+        reader.schema.save(path)
+        del reader  # gigabytes
+    schema = Schema.load(path)
     features = feature_map(schema, work)
     results: list[dict[str, Any]] = []
-    for rate in LEARNING_RATES:
-        for epoch, model in train_blocks(work, features, rate, given):
-            path = work / f"result-{rate:g}-{epoch}.json"
-            if not path.exists():
-                found: dict[str, Any] = {"lr": rate, "epochs": epoch}
+    for epochs in range(1, EPOCHS + 1):
+        for rate in LEARNING_RATES:
+            kept = work / f"result-{rate:g}-{epochs}.json"
+            if not kept.exists():
+                model = train(work, features, rate, epochs, given)
+                found: dict[str, Any] = {"lr": rate, "epochs": epochs}
                 for split in ("validation", "test"):
-                    files = sorted((work / "rows").glob(f"{split}-*.npz"))
-                    found[split] = evaluate(model, features, files, given.batch_rows)
-                path.write_text(json.dumps(found))
-            results += [json.loads(path.read_text())]
+                    found[split] = evaluate(model, features, work / "rows", split, given.batch_rows)
+                kept.write_text(json.dumps(found))
+            results.append(json.loads(kept.read_text()))
             print(results[-1], flush=True)
     return {
         "objective": TASK,
@@ -405,6 +405,7 @@ def write(path: Path, mode: str, result: Mapping[str, Any]) -> None:
 
 
 def main() -> None:
+    """Run a mode, or one timed side in a process of its own."""
     root = Path(__file__).resolve().parent
     demo = root.parent / "packages/gem-core/src/gem_core/demo/recipes/kunlun.yaml"
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -416,7 +417,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--batch-rows", type=int, default=2048, help="DIN's batch")
     parser.add_argument("--log", type=Path, help="the prepared log (default: prepared into the reader's cache)")
-    parser.add_argument("--work", type=Path, default=root.parent / "runs" / "fuxictr_din", help="folder for files and state")
+    parser.add_argument("--work", type=Path, default=root.parent / "runs/fuxictr_din", help="folder for files and state")
     parser.add_argument("--out", type=Path, default=root / "results" / "fuxictr_din.json")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     given = parser.parse_args()

@@ -65,8 +65,14 @@ def clip_times(repeats: int) -> dict[str, float]:
     params = [nn.Parameter(torch.randn(s)) for s in SHAPES]
     for p in params:
         p.grad = torch.randn_like(p)
-    forms = {"foreach": True, "loop": False, "default": None}
-    return {n: timed(lambda f=f: nn.utils.clip_grad_norm_(params, 1.0, foreach=f), repeats) for n, f in forms.items()}
+    out = {}
+    for name, form in {"foreach": True, "loop": False, "default": None}.items():
+
+        def clip(form: bool | None = form) -> None:
+            nn.utils.clip_grad_norm_(params, 1.0, foreach=form)
+
+        out[name] = timed(clip, repeats)
+    return out
 
 
 def main() -> None:

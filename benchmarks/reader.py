@@ -4,8 +4,8 @@
 
 A made-up log of the demo's shape: 30 rows a request, 60 dense features, 10 ids, histories of up to 512 events with 6
 fields (log-normal lengths). `cpu_*` counts processor time of the consumer's process (in which, without a worker, the
-batches are assembled), so what else runs on the machine counts little; `wall_rows_s` and `waited_share` are of a consumer
-that does nothing else.
+batches are assembled), so what else runs on the machine counts little; `wall_rows_s` and `waited_share` are of a
+consumer that does nothing else.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def made_up(rows: int, seed: int = 0) -> MemoryReader:
     return MemoryReader(config, Schema.parse(schema), seed=seed)
 
 
-def drawn(reader: MemoryReader, workers: int, seconds: float) -> dict[str, float]:
+def drawn(reader: Any, workers: int, seconds: float) -> dict[str, float]:
     """Take batches of 2,048 rows for so many seconds."""
     rows = batches = events = 0
     start, processor, waited = time.perf_counter(), 0.0, 0.0

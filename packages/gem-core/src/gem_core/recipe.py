@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core import to_jsonable_python
 
 from gem_core.errors import ConfigError, GemError
 from gem_core.plugins import KINDS
@@ -147,12 +148,18 @@ class Recipe(_Section):
         return Path(self.output.format(name=self.name, seed=self.seed))
 
     def dump(self) -> dict[str, Any]:
-        """The resolved recipe as plain data; `parse(dump())` is the same recipe."""
-        return self.model_dump(mode="json", by_alias=True)
+        """The resolved recipe as plain data; `parse(dump())` is the same recipe, unless it holds data in memory: of a
+        table or frame among a reader's options only the type is given."""
+        out: dict[str, Any] = to_jsonable_python(self, by_alias=True, fallback=_type_name)
+        return out
 
     def to_yaml(self) -> str:
         """The resolved recipe as YAML."""
         return yaml.safe_dump(self.dump(), sort_keys=False)  # escaped: PyYAML reads some bare characters back wrong
+
+
+def _type_name(value: object) -> str:
+    return f"<{type(value).__module__}.{type(value).__qualname__}>"
 
 
 def parse(value: Mapping[str, Any], where: str = "recipe", overrides: Mapping[Loc, str] | None = None) -> Recipe:
@@ -191,8 +198,28 @@ def resolve(recipe: Recipe, registry: Registry, where: str = "recipe", overrides
         node: Any = value
         for step in path[:-1]:
             node = node[step]
-        node[path[-1]] = {"name": component.name, **config.model_dump(mode="json", by_alias=True)}
+        node[path[-1]] = {"name": component.name, **_plain(config)}
     return parse(value, where)
+
+
+def _plain(config: BaseModel) -> dict[str, Any]:
+    """Options as `dump` would give them, but data in memory stays itself."""
+    held: dict[str, object] = {}
+
+    def hold(value: object) -> str:
+        key = f"\0{len(held)}"
+        held[key] = value
+        return key
+
+    def put_back(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: put_back(inner) for key, inner in value.items()}
+        if isinstance(value, list):
+            return [put_back(inner) for inner in value]
+        return held.get(value, value) if isinstance(value, str) else value
+
+    out: dict[str, Any] = put_back(to_jsonable_python(config, by_alias=True, fallback=hold))
+    return out
 
 
 def _components(recipe: Recipe) -> Iterator[tuple[Loc, _Component]]:
@@ -226,7 +253,7 @@ def _run(path: Path) -> dict[str, Any]:
     except Exception as error:
         raise GemError(f"recipe {path}: {type(error).__name__}: {error}") from error
     if isinstance(value, Recipe):
-        return value.dump()
+        return value.model_dump(by_alias=True)
     if not isinstance(value, dict):
         raise ConfigError(f"recipe {path}: expected a function recipe() that returns a Recipe or a dict")
     return value

@@ -195,7 +195,7 @@ class Schema(_Part):
                     if getattr(own, name) != getattr(first, name):
                         raise ValueError(
                             f"{key}.{name}: the features of table {table!r} share their ids, and {keys[0]!r} says "
-                            f"{name}: {getattr(first, name)}, found {getattr(own, name)}"
+                            f"{name}: {getattr(first, name)}, found {getattr(own, name)}; give one another `table`"
                         )
         return self
 

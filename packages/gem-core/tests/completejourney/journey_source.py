@@ -2,6 +2,7 @@
 
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -38,7 +39,7 @@ def tables(seed: int = 0) -> dict[str, pa.Table]:
 
 def _transactions(rng: np.random.Generator, products: np.ndarray) -> pa.Table:
     popular = rng.permutation(1 / np.arange(1, PRODUCTS + 1))
-    rows = []
+    rows: list[tuple[Any, ...]] = []
     for household in range(1, HOUSEHOLDS):  # the last one only receives campaigns
         taste = popular * rng.gamma(0.5, size=PRODUCTS)
         first = int(rng.integers(1, 20))
@@ -114,17 +115,15 @@ def _campaigns(rng: np.random.Generator, products: np.ndarray) -> dict[str, pa.T
     for campaign in CAMPAIGNS:
         for number in range(10):
             size = 3 if number else len(products) - 1
-            covered = rng.choice(products, size, replace=False)
-            covered = [*covered, covered[0]]  # the package lists some pairs twice
+            chosen = rng.choice(products, size, replace=False)
+            covered = [*chosen, chosen[0]]  # the package lists some pairs twice
             coupons += [(10**10 + campaign * 100 + number, int(p), campaign) for p in covered]
     redeemed = []
     for campaign, household in sent:
-        for number in np.flatnonzero(rng.random(10) < 0.08):
+        for number in np.flatnonzero(rng.random(10) < 0.08).tolist():
             first = datetime.fromisoformat(CAMPAIGNS[campaign][1])
             day = max(first, datetime(2017, 1, 1)) + timedelta(days=int(rng.integers(0, 20)))
-            redeemed.append(
-                (household, 10**10 + campaign * 100 + int(number), campaign, min(day, datetime(2017, 12, 31)))
-            )
+            redeemed.append((household, 10**10 + campaign * 100 + number, campaign, min(day, datetime(2017, 12, 31))))
     kinds, starts, ends = zip(*CAMPAIGNS.values(), strict=True)
     dates = [[datetime.fromisoformat(d) for d in days] for days in (starts, ends)]
     return {

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gem_core.data.ids import hashed
 from gem_core.schema import Schema
 
-PROPERTY = settings(deadline=None, max_examples=60)
+PROPERTY = settings(deadline=None, max_examples=40)
 
 SPEC: dict[str, Any] = {
     "user": "u",

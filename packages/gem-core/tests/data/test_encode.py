@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given
-from naive_log import PROPERTY, inline, logs, naive, schema, tables
+from naive_log import PROPERTY, SPEC, inline, logs, naive, schema, tables
 from torch.utils import _pytree as pytree
 
 from gem_core.data.batch import Batch, Jagged
@@ -200,6 +200,8 @@ def test_the_encoder_is_built_once_and_not_kept_for_ever() -> None:
 
 BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "no column": ({"price": ...}, r'no column "price" \(dense feature price\)'),
+    "no history": ({"click.time": ...}, r'no column "click.time": without stored click events .*option events.click'),
+    "no field": ({"click.ad": ...}, r'no column "click.ad" \(field click.ad\)'),
     "text as a number": ({"price": "dear"}, r'column "price".*expected numbers, found type string'),
     "infinite number": ({"price": float("inf")}, r'row 2, column "price".*a finite number, found inf'),
     "logarithm": ({"price": -3.0}, r'row 2, column "price".*above -1.*found -3.0'),
@@ -213,6 +215,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "milliseconds": ({"t": 1_700_000_000_000, "h": 5}, r'row 2, column "t".*are these milliseconds'),
     "no row id": ({"id": None}, r'row 2, column "id".*expected a row id'),
     "history after the request": ({"h": 6}, r'row 2, column "h".*not after the request.*found 6'),
+    "text as a time": ({"t": "noon"}, r'column "t".*expected seconds since 1970 .* found type string'),
     "label of 2": ({"clicked": 2}, r'row 2, column "clicked" \(label of click\): expected a label of 0 or 1.*found 2'),
     "rate of 0": ({"clicked": 0, "kept": 0.0}, r'row 2, column "kept".*a rate in \(0, 1\], found 0.0'),
     "negative rate": ({"clicked": 0, "kept": -1.0}, r'row 2, column "kept".*found -1.0'),
@@ -268,6 +271,14 @@ def test_unseen_ids_can_be_an_error() -> None:
     assert strict.encode(pa.table({"u": [1], "t": [1], "ad": ["b"]})).ids["ad"].values.tolist() == [3]
     with pytest.raises(DataError, match=r"row 2, column \"ad\".*one of the 2 ids of table \"ad\".*found 'c'"):
         strict.encode(pa.table({"u": [1, 1], "t": [1, 1], "ad": ["b", "c"]}))
+
+
+def test_a_missing_number_can_be_an_error() -> None:
+    spec = {"user": "u", "time": "t", "dense": {"x": {"missing": "error"}}, "objectives": {"y": {}}}
+    strict = Schema.parse(spec | {"fitted": SPEC["fitted"] | {"dense": {"x": {"mean": 0.0, "std": 1.0}}}})
+    assert strict.encode(pa.table({"u": [1], "t": [1], "x": [2.0]})).dense.tolist() == [[2.0]]
+    with pytest.raises(DataError, match=r'row 2, column "x".*a number \(missing: error\), found no value'):
+        strict.encode(pa.table({"u": [1, 1], "t": [1, 1], "x": [2.0, None]}))
 
 
 def test_event_types_must_match_the_schema() -> None:

@@ -39,19 +39,23 @@ def make_schema(**changes: Any) -> Schema:
     value = {**FULL, **changes}
     if "surface" in changes and changes["surface"] is None:
         value["surfaces"] = None
-    schema = Schema.parse(value)
+    return fitted(Schema.parse(value))
+
+
+def fitted(schema: Schema) -> Schema:
+    """The schema with statistics and small vocabularies."""
     dense = {
         name: DenseStats(mean=0, std=1, edges=[-1.0, -0.3, 0.2, 1.5] if f.encoding == "piecewise" else [])
         for name, f in schema.dense.items()
     }
-    fitted = Fitted(
+    statistics = Fitted(
         rows=100,
         dense=dense,
         vocabularies={table: list(range(KNOWN)) for table in schema.tables()},
         surfaces=schema.surfaces or ["all"],
         base_rates=dict.fromkeys(schema.objectives, 0.3),
     )
-    return schema.model_copy(update={"fitted": fitted})
+    return schema.model_copy(update={"fitted": statistics})
 
 
 def offsets_of(lengths: Sequence[int]) -> Tensor:

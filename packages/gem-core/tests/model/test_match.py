@@ -9,28 +9,26 @@ from hypothesis import strategies as st
 from model_batches import FULL, NOW, make_batch, make_schema
 
 from gem_core.data.batch import Batch
-from gem_core.model.match import MatchCounts, match_pairs, matched_fields
+from gem_core.errors import ConfigError
+from gem_core.model.match import MatchCounts, match_counts, matched_fields
 from gem_core.schema import FIRST_KNOWN
 
 
 @settings(max_examples=80, deadline=None, derandomize=True)
 @given(st.lists(st.tuples(st.lists(st.integers(0, 5), max_size=4), st.lists(st.integers(0, 5), max_size=6)), max_size=4))
-def test_pairs_equal_a_double_loop(requests: list[tuple[list[int], list[int]]]) -> None:
+def test_counts_equal_a_double_loop(requests: list[tuple[list[int], list[int]]]) -> None:
     row_ids = [i for rows, _ in requests for i in rows]
     event_ids = [i for _, events in requests for i in events]
     row_request = [q for q, (rows, _) in enumerate(requests) for _ in rows]
     event_request = [q for q, (_, events) in enumerate(requests) for _ in events]
-    expected = {
-        (r, e)
-        for r, a in enumerate(row_ids)
-        for e, b in enumerate(event_ids)
-        if row_request[r] == event_request[e] and a == b and a >= FIRST_KNOWN
-    }
-    rows_of = torch.tensor([0, *(len(rows) for rows, _ in requests)]).cumsum(0)
-    as_ids = lambda values: torch.tensor(values, dtype=torch.int64)  # noqa: E731
-    row, at = match_pairs(as_ids(row_ids), rows_of, as_ids(event_ids), as_ids(event_request))
-    found = list(zip(row.tolist(), at.tolist(), strict=True))
-    assert len(found) == len(set(found)) and set(found) == expected
+    age = [(3 * e + 1) % 4 for e in range(len(event_ids))]
+    expected = torch.zeros(len(row_ids), 4)
+    for r, a in enumerate(row_ids):
+        for e, b in enumerate(event_ids):
+            if row_request[r] == event_request[e] and a == b and a >= FIRST_KNOWN:
+                expected[r, age[e]] += 1
+    arguments = (torch.tensor(x, dtype=torch.int64) for x in (row_ids, row_request, event_ids, event_request, age))
+    assert torch.equal(match_counts(*arguments, 4), expected)
 
 
 def naive_counts(batch: Batch, counts: MatchCounts) -> torch.Tensor:
@@ -53,14 +51,14 @@ def naive_counts(batch: Batch, counts: MatchCounts) -> torch.Tensor:
 def test_counts_equal_a_loop(bins: int, rows: tuple[int, ...]) -> None:
     schema = make_schema()
     batch = make_batch(schema, rows)
-    counts = MatchCounts(schema, bins)
+    counts = MatchCounts(schema, bins, None)
     assert counts.width == 3 * bins
     torch.testing.assert_close(counts(batch), naive_counts(batch, counts))
 
 
 def test_bins_run_from_four_days_to_a_year() -> None:
     schema = make_schema()
-    counts = MatchCounts(schema, 6)
+    counts = MatchCounts(schema, 6, None)
     days = (counts.edges.exp() / 86400).tolist()
     assert days[0] == pytest.approx(4, rel=1e-5) and days[-1] == pytest.approx(365, rel=1e-5)
     assert [b / a for a, b in zip(days, days[1:], strict=False)] == pytest.approx([(365 / 4) ** 0.25] * 4, rel=1e-4)
@@ -78,11 +76,24 @@ def test_missing_and_unseen_ids_match_nothing() -> None:
     for value in (0, 1):
         for ids in (batch.ids["ad"], batch.ids["cat"], *(f["cat"] for f in batch.events.values()), batch.events["click"]["ad"]):
             ids.values.fill_(value)
-        assert not MatchCounts(schema, 3)(batch).any()
+        assert not MatchCounts(schema, 3, None)(batch).any()
 
 
 def test_every_pair_of_a_field_and_a_row_feature_of_one_table() -> None:
-    assert matched_fields(make_schema()) == [("click", "ad", "ad"), ("click", "cat", "cat"), ("view", "cat", "cat")]
+    assert matched_fields(make_schema(), None) == [("click", "ad", "ad"), ("click", "cat", "cat"), ("view", "cat", "cat")]
     sparse = {**FULL["sparse"], "other": {"table": "ad"}, "many": {"table": "ad", "multi": True}}
-    assert matched_fields(make_schema(sparse=sparse))[:2] == [("click", "ad", "ad"), ("click", "ad", "other")]
-    assert matched_fields(make_schema(events={})) == []
+    pairs = [("click", "ad", "ad"), ("click", "ad", "other")]
+    assert matched_fields(make_schema(sparse=sparse), None)[:2] == pairs
+    assert matched_fields(make_schema(sparse=sparse), ["click.ad"]) == pairs
+
+
+def test_a_choice_of_fields_is_checked() -> None:
+    schema = make_schema()
+    batch = make_batch(schema)
+    some = MatchCounts(schema, 3, ["view.cat", "click.ad"])
+    every = MatchCounts(schema, 3, None)(batch).view(batch.rows, 3, 3)
+    assert torch.equal(some(batch).view(batch.rows, 2, 3), every[:, [2, 0]])
+    with pytest.raises(ConfigError, match='"click.da" is no event field that shares a table'):
+        matched_fields(schema, ["click.da"])
+    with pytest.raises(ConfigError, match="nothing can match"):
+        matched_fields(make_schema(events={}), None)

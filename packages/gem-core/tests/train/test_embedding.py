@@ -36,7 +36,7 @@ def pooled(weight: Tensor, ids: Tensor | Jagged, pooling: str) -> Tensor:
 
 
 def adagrad(weight: Tensor, moment: Tensor, grad: Tensor, lr: float, clip: float | None = None) -> None:
-    for row in range(len(weight)):
+    for row in grad.any(1).nonzero().squeeze(1).tolist():
         g = grad[row]
         if clip is not None and g.norm() > clip:
             g = g * clip / g.norm()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
@@ -74,3 +76,32 @@ def test_wrong_use_of_predict(run: Result, tmp_path: Path) -> None:
         predict(run.folder, tmp_path / "out.csv", overrides=["model.dim=4"], registry=registry())
     assert list(tmp_path.iterdir()) == []
     assert complete(run.folder)[-1].step == run.step
+
+
+def test_data_in_memory_from_training_to_prediction(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    price = rng.normal(size=400)
+    rows = pa.table(
+        {
+            "user": rng.integers(0, 20, 400),
+            "time": np.arange(400),
+            "price": price,
+            "clicked": (rng.random(400) < 1 / (1 + np.exp(-2 * price))).astype(int),
+            "split": ["train"] * 300 + ["test"] * 100,
+        }
+    )
+    schema = {"user": "user", "time": "time", "dense": ["price"], "objectives": {"click": {"label": "clicked"}}}
+    reader = {"name": "memory", "rows": rows, "split": {"column": "split"}}
+    chosen = recipe(
+        tmp_path,
+        data={"reader": reader, "schema": schema, "batch_rows": 64},
+        model={"name": "dcnv2", "hidden": [8], "dropout": 0.0},
+        trainer={"epochs": 4},
+    )
+    result = train(chosen, registry())
+    assert result.test["click/auc"] > 0.7
+    assert "<pyarrow.lib.Table>" in (tmp_path / "recipe.yaml").read_text()
+    assert train(chosen, registry(), resume="must").test == result.test
+    new = {"name": "memory", "test": rows.slice(300)}
+    assert evaluate(tmp_path, registry=registry(), reader=new)["click/ne"] == pytest.approx(result.test["click/ne"])
+    assert predict(tmp_path, tmp_path / "out.csv", registry=registry(), reader=new) == 100

@@ -79,9 +79,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("step", "workers"), [(4, 0), (8, 0), (11, 2), (16, 0)])
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
-def test_after_a_signal(whole: Path, tmp_path: Path, step: int, workers: int, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "step", "workers"), [("SIGTERM", 4, 0), ("SIGINT", 8, 0), ("SIGTERM", 11, 2), ("SIGINT", 16, 0)]
+)
+def test_after_a_signal(whole: Path, tmp_path: Path, name: str, step: int, workers: int) -> None:
     result = train(chosen(tmp_path, (step, name), workers), registry(Plugin))
     assert (result.status, result.step, result.exit_code, result.test) == ("interrupted", step, 1, {})
     assert result.checkpoint == tmp_path / "checkpoints" / f"step-{step:08d}"

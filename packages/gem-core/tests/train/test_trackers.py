@@ -15,7 +15,7 @@ from torch import nn
 
 from gem_core.errors import ConfigError
 from gem_core.train import TorchEmbedding, train
-from gem_core.train.flops import attention_flops, linear_flops, measure_peak, mfu
+from gem_core.train.flops import measure_peak, mfu
 from gem_core.train.meter import Meter
 from gem_core.train.trackers import Console, JsonLines, TensorBoard
 
@@ -119,14 +119,7 @@ def test_the_profiler_says_where_a_step_s_time_goes(tmp_path: Path, skip: int, s
     assert sum(shares) == pytest.approx(100, abs=0.5)
 
 
-def test_flops_and_their_share_of_the_peak() -> None:
-    from torch.utils.flop_counter import FlopCounterMode
-
-    with FlopCounterMode(display=False) as counter:
-        nn.Linear(5, 7, bias=False)(torch.zeros(3, 5))
-        q = torch.zeros(1, 2, 4, 8)
-        torch.matmul(torch.matmul(q, q.transpose(-1, -2)), q)
-    assert counter.get_total_flops() == linear_flops(3, 5, 7) + attention_flops(pairs=16, heads=2, head_dim=8)
+def test_peak_and_the_share_of_it() -> None:
     torch.manual_seed(1)
     state = torch.get_rng_state()
     assert measure_peak(torch.device("cpu"), size=64, seconds=0.0) > 0

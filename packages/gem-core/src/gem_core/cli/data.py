@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -120,7 +120,8 @@ def _table(console: Console, title: str, columns: list[str], rows: list[list[str
     words = {"split", "surface", "task", "type", "key", "feature", "table", "from", "to", "first"}
     table = Table(title=title, title_justify="left")
     for name in columns:
-        table.add_column(name, justify="left" if name in words else "right", overflow="fold")
+        justify: Literal["left", "right"] = "left" if name in words else "right"
+        table.add_column(name, justify=justify, overflow="fold", no_wrap=name in ("from", "to"))
     for row in rows:
         table.add_row(*row)
     console.print(table)

@@ -31,6 +31,7 @@ from gem_core.data.values import (
     Targets,
     Unlabelled,
     dense_values,
+    inline_column,
     label_columns,
     row_columns,
     surface_index,
@@ -299,7 +300,7 @@ class _RowsBuilder:
 
     def _inline(self, event: str, heads: pa.Table, source: Source, before: Ints) -> dict[str, Array]:
         """Events of one type from the list columns of requests' first rows."""
-        times, offsets = column(heads, f"{event}.time", f"times of {event} events", source).lists()
+        times, offsets = inline_column(heads, event, "time", source).lists()
         time = times.times()
         owner = np.repeat(np.arange(len(heads)), np.diff(offsets))
         same = owner[1:] == owner[:-1]
@@ -307,7 +308,7 @@ class _RowsBuilder:
         times.check(time >= before[owner], f"a time before {event} history ends (a later event is a leak)")
         out: dict[str, Array] = {"time": time, "lengths": np.diff(offsets)}
         for name in self.schema.events[event].fields:
-            whole = column(heads, f"{event}.{name}", f"field {event}.{name}", source)
+            whole = inline_column(heads, event, name, source)
             values, own = whole.lists()
             wrong = np.diff(own) != np.diff(offsets)
             if wrong.any():

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from gem_core.data.columns import Column, Floats, Ints, Source, column
 from gem_core.data.ids import split_decimals
-from gem_core.data.values import Targets, dense_values, surface_texts
+from gem_core.data.values import Targets, dense_values, inline_column, surface_texts
 from gem_core.errors import DataError
 from gem_core.schema import DenseFeature, DenseStats, EventField, Fitted, Schema
 
@@ -44,9 +44,7 @@ def quantile_edges(values: Floats, bins: int) -> list[float]:
         rest = np.repeat(distinct[~heavy], counts[~heavy])
         levels = np.linspace(0, 1, max(2, bins + 1 - int(heavy.sum())))
         inner = np.quantile(rest, levels, method="nearest") if len(rest) else rest
-        edges = np.unique(np.concatenate([distinct[heavy], inner, distinct[[0, -1]]]))
-        while len(edges) > bins + 1:  # the two ends may have been added on top: drop the closest inner edge
-            edges = np.delete(edges, 1 + int(np.diff(edges)[1:-1].argmin()))
+        edges = np.unique(np.concatenate([distinct[heavy], inner]))
     return [float(e) for e in edges] if len(edges) > 1 else [float(edges[0]), float(edges[0]) + 1.0]
 
 
@@ -192,7 +190,7 @@ class _Fit:
         """The list columns of rows that carry their own history."""
         for event, kind in self.schema.events.items():
             for name, options in kind.fields.items():
-                values, _ = column(table, f"{event}.{name}", f"field {event}.{name}", source).lists()
+                values, _ = inline_column(table, event, name, source).lists()
                 self._field(event, name, options, values)
 
     def add_events(self, event: str, table: pa.Table, source: Source) -> None:

@@ -198,7 +198,7 @@ class Loader:
                     raise
                 raise GemError(
                     f'a reader process of split "{self.split}" was killed ({str(error).splitlines()[0]}): often the '
-                    "machine is out of memory; lower data.workers or data.batch_rows, or set data.workers=0"
+                    "machine, or its /dev/shm, is out of memory; lower data.workers or data.batch_rows, or set data.workers=0"
                 ) from error
             if packet is None:
                 return

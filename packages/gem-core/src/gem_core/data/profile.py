@@ -20,7 +20,7 @@ from gem_core.data.encode import Tables
 from gem_core.data.ids import column_keys, factorize, keys, splitmix64
 from gem_core.data.readers.base import TableReader
 from gem_core.data.rows import UserEvents
-from gem_core.data.values import Targets, surface_texts, vector_values
+from gem_core.data.values import Targets, inline_column, surface_texts, vector_values
 from gem_core.errors import DataError
 from gem_core.schema import DenseFeature
 
@@ -362,7 +362,7 @@ class _Profiler:
         """Lengths of the histories in list columns; events at or after the request and out of order are counted."""
         if not self.reader.inline:
             return None
-        whole = self._column(heads, f"{event}.time", f"times of {event} events", source)
+        whole = self._try(inline_column, heads, event, "time", source)
         found = None if whole is None else self._try(whole.lists)
         if found is None:
             return None

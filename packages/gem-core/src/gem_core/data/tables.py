@@ -50,8 +50,6 @@ def any_table(data: Any, name: str) -> pa.Table:
         raise DataError(f"{name}: not a table: {error}") from error
     if isinstance(data, Sequence) and not isinstance(data, str | bytes):
         return records_table(data)
-    if hasattr(data, "columns") and hasattr(data, "to_dict"):  # pandas before 2.2
-        return pa.Table.from_pandas(data, preserve_index=False)
     raise DataError(
         f"{name}: expected an Arrow table, a pandas or polars frame, records or a mapping of columns, "
         f"found {type(data).__name__}"

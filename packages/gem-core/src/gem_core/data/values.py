@@ -66,6 +66,17 @@ def event_columns(schema: Schema, event: str) -> dict[str, Role]:
     return out
 
 
+def inline_column(table: pa.Table, event: str, name: str, source: Source) -> Column:
+    """The list column of a field (or "time") of events that stand in the rows."""
+    place = f"{event}.{name}"
+    if f"{event}.time" not in table.column_names:
+        raise DataError(
+            f'{source.name}: no column "{event}.time": without stored {event} events (reader option events.{event}, or '
+            f"argument of encode) the rows must have them in list columns{nearest(place, source.columns)}"
+        )
+    return column(table, place, f"times of {event} events" if name == "time" else f"field {place}", source)
+
+
 def dense_values(values: Column, feature: DenseFeature | EventField) -> Floats:
     """(n,) numbers after the transform, NaN where there is none."""
     out = values.numbers()

@@ -1,4 +1,4 @@
-"""`python -m gem_core.demo [--quick] [--out DIR] [--households N]`: train GEM and baselines on a real log, write a report."""
+"""`python -m gem_core.demo [--quick] [--out DIR] [--households N]`."""
 
 from __future__ import annotations
 

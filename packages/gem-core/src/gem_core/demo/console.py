@@ -28,7 +28,7 @@ def say(text: str) -> None:
 
 def define(term: str, text: str) -> None:
     """A term and what it means."""
-    click.echo(textwrap.fill(f"{term:<10} {' '.join(text.split())}", WIDTH, subsequent_indent=" " * 11))
+    click.echo(textwrap.fill(f"{term:<12} {' '.join(text.split())}", WIDTH, subsequent_indent=" " * 13))
 
 
 def progress(text: str) -> None:

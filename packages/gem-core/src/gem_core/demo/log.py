@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
-from gem_core.data.completejourney import CompleteJourneyReader, prepare
+from gem_core.data.completejourney import prepare
 from gem_core.data.completejourney.reader import cache_folder
 from gem_core.demo.console import Pace, define, progress, say
 
@@ -31,17 +30,13 @@ def prepare_log(households: int | None) -> dict[str, Any]:
 def explain_log() -> None:
     """What the log is, and the words that the demo uses."""
     say(
-        """The log is Complete Journey: a year of grocery shopping with promotions, campaigns and coupons, which its authors
-        call simulated from real shopping patterns. It is read as an ads log: what was promoted to whom, where, and what came
-        of it. Preparing it counts, week by week, what was known before that week, so that no feature knows the future."""
+        """The log is Complete Journey: a year of grocery shopping with promotions, campaigns and coupons, which its
+        authors call simulated from real shopping patterns. It is read as an ads log: what was promoted to whom, where,
+        and what came of it. Preparing it counts, week by week, what was known before that week, so that no feature
+        knows the future."""
     )
-    define(
-        "request",
-        "one household's visit to one store in one week (or one campaign's mail to it): the moment of ranking.",
-    )
-    define(
-        "row", "one promotion shown in a request: an impression. The rows of a request share the household's features."
-    )
+    define("request", "a household's visit to a store in a week (or a campaign's mail to it): the moment of ranking.")
+    define("row", "one promotion shown in a request: an impression. A request's rows share the household's features.")
     define(
         "history", "the household's past events, newest first: purchases, promoted purchases, campaigns, redemptions."
     )
@@ -65,7 +60,7 @@ def describe(manifest: dict[str, Any]) -> dict[str, str]:
         count, positives = sum(s["rows"] for s in test), sum(s["positives"] for s in test)
         facts[task] = f"{positives:,} of {count:,} test rows ({positives / count:.1%})"
     lengths = manifest["purchase_history_length_per_row"]["train"]
-    facts["purchase histories"] = f"{lengths[0]:,} to {lengths[-1]:,} events, median {lengths[len(lengths) // 2]:,}"
+    facts["histories"] = f"{lengths[0]:,} to {lengths[-1]:,} purchases, median {lengths[len(lengths) // 2]:,}"
     if "redeem" in manifest["labels"]:
         facts["redeem"] += f"; negatives sampled at {manifest['sends']['negatives_kept']:.0%} and weighted back"
     return facts

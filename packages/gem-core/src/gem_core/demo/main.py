@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -21,14 +21,20 @@ from gem_core.report import Facts, Run, build, write
 from gem_core.report.tables import quality, speed, summary, verdicts
 
 MODELS = {
-    "kunlun": """GEM's model, Kunlun: each history is summarised by seed pooling and attention, once per request and shared by
-its rows; Wukong layers mix the summaries with all other features; one head per objective reads the result. Histories are ragged:
-a household with 3 purchases costs 3 positions, not 256. "fill" is the share of computed positions that are real events.""",
-    "din": """DIN, the usual attention model: every row attends to the newest 64 events of its household's histories, anew.""",
-    "dcnv2": """DCNv2: explicit crosses of features beside a deep network; histories only as an average of the newest 64 events.""",
+    "kunlun": """
+        GEM's model, Kunlun: each history is summarised by seed pooling and attention, once per request and shared by
+        its rows; Wukong layers mix the summaries with all other features; one head per objective reads the result.
+        Histories are ragged: a household with 3 purchases costs 3 positions, not the longest one's number. "fill" is
+        the share of the computed positions that are real events.""",
+    "din": """
+        DIN, the usual attention model: every row attends anew to the newest 64 events of each history.""",
+    "dcnv2": """
+        DCNv2: explicit crosses of features beside a deep network; of a history only the mean of its newest 64 events.""",
 }
-TREES = """LightGBM on the same rows: no histories, but everything that was counted from them: how often, how recently, at what rate
-the household, and everybody, bought the product, its type, its category. This is what a practitioner would try first."""
+TREES = """
+    LightGBM on the same rows: no histories, but everything that was counted from them: how often, how recently and at
+    what rate the household, and everybody, bought the product, its type, its category. This is what a practitioner
+    would try first."""
 SIMULATED = "Complete Journey: a grocery log that its authors call simulated from real shopping patterns"
 
 
@@ -59,7 +65,7 @@ def run(size: Size, out: Path) -> list[Run]:
     manifest = prepare_log(data.reader.options.get("households"))
     facts = describe(manifest)
     for name, fact in facts.items():
-        define(name if len(name) < 10 else f"{name}:", fact)
+        define(name, fact)
     runs = []
     registry = discover()
     registry.register_plugin(DemoPlugin, "gem-core-demo")
@@ -96,7 +102,7 @@ def recipes_for(size: Size, out: Path) -> dict[str, Recipe]:
 
 
 def _trees(recipe: Recipe, size: Size, folder: Path) -> Run:
-    """LightGBM on the rows of a recipe's reader; products and coupons as free ids only overfit, for trees as for the others."""
+    """LightGBM on the rows of a recipe's reader; free ids only overfit, here as in the others."""
     reader = CompleteJourneyReader(CompleteJourneyReader.Config(**recipe.data.reader.options), seed=recipe.seed)
     features = TreeFeatures(reader.schema, ("product", "coupon"))
     return train_trees(reader, recipe.dump()["data"], folder, features, size.trees)
@@ -106,7 +112,7 @@ def show_results(runs: Sequence[Run]) -> None:
     """The tables of the report, for a terminal, and what their columns mean."""
     define(
         "NE",
-        "normalised entropy: log-loss over that of always predicting the base rate. 1 = learned nothing; lower is better.",
+        "normalised entropy: log-loss over that of predicting the base rate. 1 = learned nothing; lower is better.",
     )
     define(
         "AUC", "the chance that a positive row is ranked above a negative one. GAUC: the same within each household."

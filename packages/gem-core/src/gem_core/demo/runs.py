@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import resource
 import shutil
 import time
 from collections.abc import Mapping
@@ -76,7 +75,7 @@ def train_model(recipe: Recipe, registry: Registry) -> Run:
 
 
 def train_trees(reader: Any, data: Mapping[str, Any], path: Path, features: TreeFeatures, options: TreeOptions) -> Run:
-    """Train LightGBM on a reader's splits and write its run's folder as the trainer writes others, or take the finished run.
+    """Train LightGBM on a reader's splits, its folder written as the trainer writes others; or take the finished run.
 
     Args:
         reader: a `TableReader`. data: the section of the recipe that made it.
@@ -126,8 +125,7 @@ def _write(
         scores = {f"{t}/ne": e.curve[step - 1] for t, e in ensembles.items() if step <= len(e.curve)}
         lines.append({"kind": "validation", "step": step, **scores})
     lines.append({"kind": "test", "step": steps, **test})
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    speed = {"kind": "speed", "step": steps, "seconds": seconds, "rss_gib": memory}
+    speed = {"kind": "speed", "step": steps, "seconds": seconds}
     result = {
         "status": "finished",
         "step": steps,

@@ -1,7 +1,7 @@
 """The practitioner's baseline: LightGBM, one ensemble per objective, on past counts, recency and per-week rates.
 
-It is trained on the very rows, features and splits that a reader gives the other models. What it cannot use are the histories
-themselves, multi-valued features, and ids with so many values that they only overfit (`free_ids`).
+It is trained on the very rows, features and splits that a reader gives the other models. What it cannot use are the
+histories themselves, multi-valued features, and ids with so many values that they only overfit (`free_ids`).
 """
 
 from __future__ import annotations
@@ -134,8 +134,11 @@ def fit_trees(
         sets: list[Any] = []
         for matrix, label, weight in parts:
             reference = sets[0] if sets else None
-            common = {"feature_name": names, "categorical_feature": features.categories, "reference": reference}
-            sets.append(lightgbm.Dataset(matrix, label, weight=weight, **common))
+            sets.append(
+                lightgbm.Dataset(
+                    matrix, label, reference, weight, feature_name=names, categorical_feature=features.categories
+                )
+            )
         curve: list[float] = []
         record = _recorder(task, entropy(*parts[1][1:]), curve, progress)
         stop = lightgbm.early_stopping(options.patience, verbose=False)

@@ -23,7 +23,7 @@ DAY = 86400.0
 
 
 def matched_fields(schema: Schema, chosen: Sequence[str] | None) -> list[tuple[str, str, str]]:
-    """(event type, field, row feature) of the fields that can match: one table, one value per row.
+    """(event type, field, row feature) of every pair that can match: one table, one value per row.
 
     Args:
         chosen: "<event type>.<field>" of those wanted, None for all.
@@ -31,20 +31,20 @@ def matched_fields(schema: Schema, chosen: Sequence[str] | None) -> list[tuple[s
     Raises:
         ConfigError: a field chosen cannot match, or none can.
     """
-    single = {schema.table_of(name): name for name, f in schema.sparse.items() if f.level == "row" and not f.multi}
-    possible = {}
+    single = [name for name, f in schema.sparse.items() if f.level == "row" and not f.multi]
+    possible: dict[str, list[tuple[str, str, str]]] = {}
     for key in schema.sparse_keys():
         event, _, name = key.partition(".")
-        feature = single.get(schema.table_of(key))
-        if name and feature is not None:
-            possible[key] = (event, name, feature)
+        pairs = [(event, name, feature) for feature in single if schema.table_of(feature) == schema.table_of(key)]
+        if name and pairs:
+            possible[key] = pairs
     for key in chosen or ():
         if key not in possible:
             raise ConfigError(f'model.match_fields: "{key}" is no event field that shares a table with a row feature'
                               f"{nearest(key, possible)}")
     if not possible:
         raise ConfigError("model.match_bins: no event field shares a table with a row feature, so nothing can match")
-    return [possible[key] for key in (possible if chosen is None else chosen)]
+    return [pair for key in (possible if chosen is None else chosen) for pair in possible[key]]
 
 
 class MatchCounts(nn.Module):

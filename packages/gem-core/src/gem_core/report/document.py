@@ -1,4 +1,4 @@
-"""A document of sections and blocks, written as one self-contained HTML page or as Markdown with its plots beside it."""
+"""A document of sections and blocks: one self-contained HTML page, or Markdown with its plots beside it."""
 
 from __future__ import annotations
 

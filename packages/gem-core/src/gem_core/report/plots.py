@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ from gem_core.report.table import mean
 from gem_core.report.tables import TITLES, values
 
 COLOURS = ("#0b62d6", "#e8710a", "#188038", "#9334e6", "#d01884", "#80868b")
-STYLE = {
+STYLE: Any = {
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -27,7 +27,7 @@ STYLE = {
     "xtick.color": "#5f6368",
     "ytick.color": "#5f6368",
     "legend.frameon": False,
-    "svg.hashsalt": "gem",  # the same runs give the same bytes
+    "svg.hashsalt": "gem",  # the same figures give the same bytes
 }
 
 
@@ -138,7 +138,7 @@ def training_loss(runs: Sequence[Run]) -> str:
 
 
 def reliability(runs: Sequence[Run]) -> str:
-    """Observed rate over mean prediction in ten equal shares of the test rows, by prediction; on the diagonal is right."""
+    """Observed rate against mean prediction in ten equal shares of the test rows by prediction."""
     tasks, colour = objectives(runs), colours(runs)
     with _panels(len(tasks), 3.3 * len(tasks), 3.1) as (figure, axes):
         for task, axis in zip(tasks, axes, strict=True):
@@ -168,9 +168,9 @@ def reliability(runs: Sequence[Run]) -> str:
 def costs(runs: Sequence[Run]) -> str:
     """Training speed, FLOPs per row and fill of each model that says them."""
     groups, colour = by_name(runs), colours(runs)
-    panels = [
+    panels: list[tuple[str, Callable[[Run], float | None], str]] = [
         ("training rows/s", lambda run: run.rate("samples_per_s"), "{:,.0f}"),
-        ("forward MFLOP per row", lambda run: run.flops_per_row and run.flops_per_row / 1e6, "{:.2f}"),
+        ("forward MFLOP per row", Run.mflops_per_row, "{:.2f}"),
         ("fill: share of computed positions that are events", lambda run: run.rate("fill"), "{:.2f}"),
     ]
     with _panels(len(panels), 9.9, 0.9 + 0.32 * len(groups)) as (figure, axes):

@@ -66,21 +66,14 @@ class Run:
         total = sum(line["seconds"] for line in lines)
         return sum(line[name] * line["seconds"] for line in lines) / total if total else None
 
-    @property
-    def memory(self) -> float | None:
-        """Largest resident memory in GiB."""
-        return max((line["rss_gib"] for line in self.speed if "rss_gib" in line), default=None)
-
-    @property
-    def flops_per_row(self) -> float | None:
-        """Forward FLOPs of a row, averaged over training."""
-        flops = rows = 0.0
-        step = 0.0
+    def mflops_per_row(self) -> float | None:
+        """Forward FLOPs of a row, in millions, averaged over training; None where no line has FLOPs."""
+        flops = rows = before = 0.0
         for line in self.speed:
             if "gflops_per_step" in line:
-                flops += line["gflops_per_step"] * 1e9 * (line["step"] - step)
+                flops += line["gflops_per_step"] * 1e3 * (line["step"] - before)
                 rows += line["samples_per_s"] * line["seconds"]
-            step = line["step"]
+            before = line["step"]
         return flops / rows if rows else None
 
 

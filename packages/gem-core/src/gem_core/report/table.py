@@ -60,19 +60,23 @@ class Table:
 
     def text(self) -> str:
         """Aligned columns; a star marks the best."""
-        rows = [[f"{c.text}{'*' if c.best else ' '}" for c in row] for section in self.sections for row in section.rows]
-        head = [f"{column} " for column in self.columns]
-        widths = [max(len(line[i]) for line in [head, *rows]) for i in range(len(head))]
 
-        def aligned(line: Sequence[str]) -> str:
-            cells = zip(line[1:], widths[1:], strict=True)
-            return "  ".join([f"{line[0]:<{widths[0]}}", *(f"{cell:>{width}}" for cell, width in cells)]).rstrip()
+        def cells(row: Sequence[Cell]) -> list[str]:
+            return [row[0].text, *(f"{cell.text}{'*' if cell.best else ' '}" for cell in row[1:])]
 
-        lines, place = [aligned(head)], 0
-        for section in self.sections:
-            lines += [section.heading] if section.heading else []
-            lines += [aligned(line) for line in rows[place : place + len(section.rows)]]
-            place += len(section.rows)
+        head = cells([Cell(column) for column in self.columns])
+        sections = [(section.heading, [cells(row) for row in section.rows]) for section in self.sections]
+        every = [head, *(row for _, rows in sections for row in rows)]
+        widths = [max(len(row[i]) for row in every) for i in range(len(head))]
+
+        def aligned(row: Sequence[str]) -> str:
+            figures = zip(row[1:], widths[1:], strict=True)
+            return "  ".join([f"{row[0]:<{widths[0]}}", *(f"{text:>{width}}" for text, width in figures)]).rstrip()
+
+        lines = [aligned(head)]
+        for heading, rows in sections:
+            lines += [heading] if heading else []
+            lines += [aligned(row) for row in rows]
         return "\n".join(lines)
 
 

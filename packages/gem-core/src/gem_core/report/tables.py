@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from gem_core.report.run import Run, by_name, objectives, surfaces
 from gem_core.report.table import MISSING, Cell, Section, Table, figure, mean
@@ -15,6 +15,15 @@ BEST: dict[str, Callable[[float], float]] = {
 }
 """Metrics of quality, and the quantity of which the lowest is best."""
 TITLES = {"ne": "NE", "auc": "AUC", "gauc": "GAUC", "calibration": "calibration"}
+
+
+FEW = 300
+"""With fewer positive test rows than this, nothing is concluded: the NE's own error is several per cent."""
+
+
+def counted(runs: Sequence[Run], name: str) -> float:
+    """A count of the test split, which is the same for all runs."""
+    return next((run.test[name] for run in runs if name in run.test), 0.0)
 
 
 def values(runs: Sequence[Run], metric: str) -> list[float]:
@@ -35,9 +44,8 @@ def quality(runs: Sequence[Run], objective: str) -> Table:
     sections = []
     for name in ["", *surfaces(runs, objective)]:
         at = f"{objective}/{name}" if name else objective
-        rows = next((run.test[f"{at}/rows"] for run in runs if f"{at}/rows" in run.test), 0.0)
-        rate = runs[0].test.get(f"{at}/base_rate")
-        heading = f"{name or 'all surfaces'} ({rows:,.0f} rows{f', base rate {rate:.2%}' if rate is not None else ''})"
+        rows, positives = (counted(runs, f"{at}/{what}") for what in ("rows", "positives"))
+        heading = f"{name or 'all surfaces'} ({rows:,.0f} rows, {positives:,.0f} positive)"
         sections.append(_section(heading, runs, [f"{at}/{metric}" for metric in BEST]))
     return Table(("model", *TITLES.values()), tuple(sections))
 
@@ -61,48 +69,46 @@ def _section(heading: str, runs: Sequence[Run], metrics: Sequence[str]) -> Secti
 
 
 def speed(runs: Sequence[Run]) -> Table:
-    """What training cost: time, rows and events per second, FLOPs, fill, memory. Means over the seeds of a model."""
-    columns: dict[str, Callable[[Run], float | None]] = {
-        "training s": lambda run: run.seconds,
-        "rows/s": lambda run: run.rate("samples_per_s"),
-        "events/s": lambda run: run.rate("events_per_s"),
-        "MFLOP/row": lambda run: run.flops_per_row and run.flops_per_row / 1e6,
-        "MFU": lambda run: run.rate("mfu"),
-        "fill": lambda run: run.rate("fill"),
-        "peak GiB": lambda run: run.memory,
+    """What training cost: time, rows and events per second, FLOPs, fill. Means over the seeds of a model."""
+    columns: dict[str, tuple[Callable[[Run], float | None], int]] = {
+        "training s": (lambda run: run.seconds, 0),
+        "rows/s": (lambda run: run.rate("samples_per_s"), 0),
+        "events/s": (lambda run: run.rate("events_per_s"), 0),
+        "MFLOP/row": (Run.mflops_per_row, 2),
+        "MFU": (lambda run: run.rate("mfu"), 2),
+        "fill": (lambda run: run.rate("fill"), 2),
     }
-    digits = {"training s": 0, "rows/s": 0, "events/s": 0}
     rows = []
     for name, group in by_name(runs).items():
         cells = [Cell(name)]
-        for column, get in columns.items():
+        for get, digits in columns.values():
             found = [value for run in group if (value := get(run)) is not None]
-            cells.append(Cell(f"{mean(found):,.{digits.get(column, 2)}f}" if found else MISSING))
+            cells.append(Cell(f"{mean(found):,.{digits}f}" if found else MISSING))
         rows.append(tuple(cells))
     return Table(("model", *columns), (Section("", tuple(rows)),))
 
 
 def verdicts(runs: Sequence[Run]) -> list[str]:
-    """One sentence an objective: which model has the lowest test NE, and by how much."""
+    """One sentence an objective: which model has the lowest test NE, and by how much; then what weakens it."""
     groups = by_name(runs)
-    seeds = min(len(group) for group in groups.values())
-    out = []
-    for metric in ["joint/ne", *(f"{task}/ne" for task in objectives(runs))]:
-        found = {name: mean(v) for name, group in groups.items() if (v := values(group, metric))}
-        first, *others = sorted(found, key=lambda name: found[name])
-        task = metric.partition("/")[0]
-        task = "All objectives together" if task == "joint" else task
-        said = f"{task}: {first} has the lowest NE, {figure(values(groups[first], metric))}"
-        if others:
-            behind = 1 - found[first] / found[others[0]]
-            said += f", {behind:.2%} below {others[0]} ({figure(values(groups[others[0]], metric))})"
-            auc = metric.replace("/ne", "/auc")
-            pair = [values(groups[name], auc) for name in (first, others[0])]
-            if all(pair):
-                said += f"; its AUC is {figure(pair[0])} against {figure(pair[1])}"
-        out.append(said + ".")
-    if len(groups) > 1 and seeds == 1:
-        out.append(
-            "One seed a model: small differences may be chance. A claim needs at least three seeds and their spread."
-        )
+    out = [_verdict(groups, "joint", "All objectives together")] if values(runs, "joint/ne") else []
+    for task in objectives(runs):
+        positives = counted(runs, f"{task}/positives")
+        few = f" Only {positives:,.0f} test rows are positive: nothing follows from this." if positives < FEW else ""
+        out.append(_verdict(groups, task, task) + few)
+    if len(groups) > 1 and min(map(len, groups.values())) < 3:
+        out.append("Fewer than three seeds a model: a small difference may be chance, and none of this is a claim.")
     return out
+
+
+def _verdict(groups: Mapping[str, Sequence[Run]], task: str, called: str) -> str:
+    ne, auc = f"{task}/ne", f"{task}/auc"
+    found = {name: mean(v) for name, group in groups.items() if (v := values(group, ne))}
+    first, *others = sorted(found, key=lambda name: found[name])
+    said = f"{called}: {first} has the lowest NE, {figure(values(groups[first], ne))}"
+    if others:
+        second = others[0]
+        said += f", {1 - found[first] / found[second]:.2%} below {second} ({figure(values(groups[second], ne))})"
+        pair = [values(groups[name], auc) for name in (first, second)]
+        said += f"; AUC {figure(pair[0])} against {figure(pair[1])}" if all(pair) else ""
+    return f"{said}."

@@ -14,13 +14,13 @@ from gem_core.report.run import Run, by_name, objectives
 from gem_core.report.tables import quality, speed, summary, verdicts
 
 TERMS = {
-    "NE": "normalised entropy: the log-loss over that of always predicting the test rows' base rate. 1 is no better than "
-    "that; lower is better.",
+    "NE": "normalised entropy: log-loss over that of always predicting the test rows' base rate. 1 is no better than "
+    "that; lower is better. Of all objectives together: total log-loss over total entropy.",
     "AUC": "the chance that a positive row is ranked above a negative one; 0.5 is chance, 1 is perfect.",
-    "GAUC": "the AUC within each user, averaged by the user's rows: what ranking for one person is worth.",
+    "GAUC": "the AUC within each user, averaged by the users' rows: what ranking for one person is worth.",
     "calibration": "sum of predictions over sum of labels; 1 is right, above 1 promises too much.",
-    "rows/s": "training rows per second, evaluations not counted; events/s are the events of the histories read meanwhile.",
-    "MFLOP/row": "forward floating-point operations per row, in millions, from the true lengths of the histories.",
+    "rows/s, events/s": "training rows, and events of their histories, per second; evaluations are not counted.",
+    "MFLOP/row": "forward floating-point operations per row, in millions, from the histories' true lengths.",
     "MFU": "the share of the machine's matrix-product peak that forward and backward together use.",
     "fill": "the share of the computed event positions that hold a real event; what is missing to 1 is padding.",
 }
@@ -30,7 +30,7 @@ def build(title: str, subtitle: str, runs: Sequence[Run], about: Mapping[str, Se
     """The document of a report.
 
     Args:
-        runs: at least one; runs of one name are seeds of one model. The first name is the model that the report is about.
+        runs: at least one; runs of one name are seeds of one model.
         about: further sections, set before the last, "How it was computed".
     """
     sections = [
@@ -64,8 +64,8 @@ def _quality_plots(runs: Sequence[Run]) -> list[Block]:
     }
     out: list[Block] = [Plot(metric, plots.by_surface(runs, metric), caption) for metric, caption in captions.items()]
     caption = (
-        "Reliability: test rows in ten equal shares by prediction; observed rate against mean prediction, on logarithmic "
-        "axes. On the diagonal the promise is kept."
+        "Reliability: observed rate against mean prediction in ten equal shares of the test rows by prediction, on "
+        "logarithmic axes. On the diagonal the promise is kept."
     )
     return [*out, Plot("reliability", plots.reliability(runs), caption)]
 

@@ -16,7 +16,7 @@ from gem_core.data.loader import Loader
 from gem_core.errors import ConfigError, nearest
 from gem_core.plugins import Registry, default_registry
 from gem_core.protocols import Batcher, Embedding, Loss, Metric, Precision, Reader, Strategy
-from gem_core.recipe import Recipe, _Component
+from gem_core.recipe import Recipe, _Component, parse
 from gem_core.schema import Schema
 from gem_core.train.checkpoint import Checkpoint, find
 
@@ -115,15 +115,24 @@ def build(recipe: Recipe, registry: Registry, schema: Schema | None = None) -> P
     )
 
 
-def restore(path: str | Path, registry: Registry | None = None, overrides: Sequence[str] = ()) -> Parts:
+def restore(
+    path: str | Path,
+    registry: Registry | None = None,
+    overrides: Sequence[str] = (),
+    reader: Mapping[str, Any] | None = None,
+) -> Parts:
     """The parts of a checkpoint with its weights, ready to predict.
 
     Args:
         path: a checkpoint's folder, or a run's (its best checkpoint, else its newest).
         overrides: `key.path=value` changes to its recipe.
+        reader: in place of the recipe's `data.reader`, as in {"name": "memory", "test": table}.
     """
     checkpoint = find(path)
     recipe = checkpoint.recipe(overrides)
+    if reader is not None:
+        value = recipe.dump()
+        recipe = parse({**value, "data": {**value["data"], "reader": dict(reader)}}, f"recipe of {checkpoint.path}")
     parts = build(recipe, default_registry() if registry is None else registry, checkpoint.schema())
     parts.load(checkpoint)
     parts.module.eval()

@@ -20,7 +20,7 @@ from gem_core.protocols import ComponentConfig, Table
 
 DENSE_UP_TO = 2.0
 """Up to this many rows per gathered id the whole table is updated densely (measured: benchmarks/embedding.py)."""
-BITMAP_UP_TO = 32
+BITMAP_UP_TO = 32.0
 """Up to this many rows per gathered id distinct ids are found by a bitmap over the table, above it by sorting."""
 
 

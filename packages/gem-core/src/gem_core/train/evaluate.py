@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from gem_core.errors import DataError
 from gem_core.plugins import Registry
@@ -12,19 +13,24 @@ from gem_core.train.measure import measure
 
 
 def evaluate(
-    path: str | Path, split: str = "test", overrides: Sequence[str] = (), registry: Registry | None = None
+    path: str | Path,
+    split: str = "test",
+    overrides: Sequence[str] = (),
+    registry: Registry | None = None,
+    reader: Mapping[str, Any] | None = None,
 ) -> dict[str, float]:
     """Every metric of the checkpoint's recipe, exact: "purchase/ne", "purchase/display/auc", "joint/ne", ...
 
     Args:
         path: a checkpoint's folder, or a run's (its best checkpoint, else its newest).
         overrides: `key.path=value` changes to the checkpoint's recipe, as in "data.reader.test=other.parquet".
+        reader: in place of the recipe's `data.reader`, as in {"name": "memory", "test": table}.
 
     Raises:
         ConfigError: no checkpoint there, a wrong override, a split that the reader does not have.
         DataError: the checkpoint is damaged, or no row of the split has a label.
     """
-    parts = restore(path, registry, overrides)
+    parts = restore(path, registry, overrides, reader)
     metrics = measure(parts, split)
     if not metrics:
         raise DataError(f'no row of split "{split}" has a label: there is nothing to evaluate')

@@ -1,4 +1,4 @@
-"""Floating-point operations of linear maps and attention, the machine's peak, and their ratio (MFU).
+"""The machine's peak of floating-point operations, and the share of it that training uses (MFU).
 
 A multiply-add is 2 operations. Forward and backward of trainable parts are 3 times the forward; recomputation is not
 counted.
@@ -13,16 +13,6 @@ import torch
 TRAINING_FACTOR = 3
 
 
-def linear_flops(rows: int, inputs: int, outputs: int) -> int:
-    """Of `rows` products with an (inputs, outputs) matrix."""
-    return 2 * rows * inputs * outputs
-
-
-def attention_flops(pairs: int, heads: int, head_dim: int) -> int:
-    """Of q k^T and of its product with v, for `pairs` (query, key) pairs per head; softmax itself is not counted."""
-    return 4 * pairs * heads * head_dim
-
-
 def measure_peak(device: torch.device, size: int = 1024, seconds: float = 0.2) -> float:
     """Best operations per second of a (size, size) matrix product over about `seconds`, with the current threads and
     under the current autocast."""
@@ -34,7 +24,7 @@ def measure_peak(device: torch.device, size: int = 1024, seconds: float = 0.2) -
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         best = min(best, time.perf_counter() - start)
-    return linear_flops(size, size, size) / best
+    return 2 * size**3 / best
 
 
 def mfu(forward_flops: float, seconds: float, peak: float) -> float:

@@ -28,7 +28,8 @@ SUMS = ("rows", "weight", "label", "prediction", "loss")
 class RankingMetrics:
     """Names: "purchase/ne", "purchase/display/auc", "joint/ne"; undefined ones (no rows, one class) are left out.
 
-    * Per task, and per task and surface: `ne`, `logloss`, `auc`, `calibration` (predictions over labels), `rows`.
+    * Per task, and per task and surface: `ne`, `logloss`, `auc`, `calibration` (predictions over labels), `rows`,
+      `positives` (by weight).
     * Per task also `base_rate`; "purchase/decile_0/rate", "/predicted": observed rate and mean prediction of ten equal
       shares of the rows by prediction, lowest first; where exact, `gauc` (AUC per user, impression-weighted), else
       `auc_error`, the most by which the histogram's AUC can be wrong.
@@ -167,7 +168,7 @@ def _entropy(weight: float, label: float) -> float:
 def _summary(name: str, sums: Tensor, base_rate: bool = False) -> dict[str, float]:
     """What follows from the (5,) sums of a task, or of one of its surfaces."""
     rows, weight, label, prediction, loss = sums.tolist()
-    out = {f"{name}/rows": rows}
+    out = {f"{name}/rows": rows, f"{name}/positives": label}
     if weight > 0:
         out[f"{name}/logloss"] = loss / weight
         if base_rate:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv
@@ -27,6 +28,7 @@ def predict(
     split: str = "test",
     overrides: Sequence[str] = (),
     registry: Registry | None = None,
+    reader: Mapping[str, Any] | None = None,
 ) -> int:
     """Write `row_id`, `user` (the key of `Batch.user`) and one probability per task for every row of a split.
 
@@ -35,6 +37,7 @@ def predict(
     Args:
         path: a checkpoint's folder, or a run's (its best checkpoint, else its newest).
         overrides: `key.path=value` changes to the checkpoint's recipe, as in "data.reader.test=new.csv".
+        reader: in place of the recipe's `data.reader`, as in {"name": "memory", "test": table}.
 
     Returns:
         The number of rows written.
@@ -45,7 +48,7 @@ def predict(
     output = Path(output)
     if output.suffix not in (".parquet", ".csv"):
         raise ConfigError(f"predictions go to a .parquet or .csv file, not {output.name}")
-    parts = restore(path, registry, overrides)
+    parts = restore(path, registry, overrides, reader)
     parts.check_split(split)
     tasks = list(parts.schema.objectives)
     fields = [("row_id", pa.int64()), ("user", pa.int64()), *((task, pa.float32()) for task in tasks)]

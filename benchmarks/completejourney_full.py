@@ -1,0 +1,128 @@
+"""The whole Complete Journey log: Kunlun against DIN, DCNv2 and LightGBM over seeds, and what each part of Kunlun adds.
+
+    python benchmarks/completejourney_full.py [--seeds 0 1 2] [--only kunlun din ...] [--out runs/completejourney-full]
+
+Every model has the same rows, features, objectives and time split; a run's checkpoint is chosen on the validation weeks. Runs
+that are finished in the folder are not repeated. Results: benchmarks/results/completejourney_full.json. The log is simulated
+from real shopping patterns, as its authors say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gem_core.data.completejourney import CompleteJourneyReader
+from gem_core.demo.runs import train_model, train_trees
+from gem_core.demo.trees import TreeFeatures, TreeOptions
+from gem_core.plugins import default_registry
+from gem_core.recipe import load
+from gem_core.report.environment import environment
+
+ROOT = Path(__file__).resolve().parent.parent
+BASE = "completejourney-full.yaml"
+SHOWN = ("purchase/auc", "purchase/ne", "repurchase/auc", "repurchase/ne", "joint/ne")
+
+# name -> (recipe, overrides). The ablations change one thing of Kunlun each; "once per ad" is no `request` conditioning.
+MODELS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "kunlun": (BASE, ()),
+    "din": ("completejourney-full-din.yaml", ()),
+    "dcnv2": ("completejourney-full-dcnv2.yaml", ()),
+}
+ABLATIONS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "without match counts": (BASE, ("model.match_bins=0",)),
+    "without the sequence tower": (BASE, ("model.towers.purchase=null",)),
+    "without target queries": (BASE, ("model.tower.target_queries=0",)),
+    "without rotary embedding": (BASE, ("model.tower.rote=false",)),
+    "without CompSkip": (BASE, ("model.comp_skip=false",)),
+    "one layer": (BASE, ("model.layers=1",)),
+    "two experts": (BASE, ("model.experts=2",)),
+    "without the dense skip": (BASE, ("model.features.dense_skip=false",)),
+    "one epoch": (BASE, ("trainer.epochs=1",)),
+    "purchase alone": (BASE, ("task_weights={purchase: 1.0, repurchase: 0.0, redeem: 0.0}",)),
+}
+
+
+def neural(name: str, recipe: str, overrides: tuple[str, ...], seed: int, out: Path) -> dict[str, float]:
+    """Train one run (or take the finished one); its test metrics and speed."""
+    folder = out / f"{name.replace(' ', '-')}-{seed}"
+    given = (*overrides, f"seed={seed}", f"output={folder}", "trackers=[jsonl]", "trainer.threads=2")
+    run = train_model(load(ROOT / "recipes" / recipe, given), default_registry())
+    return {**run.test, "validation/joint/ne": run.validation["joint/ne"], **_speed(folder)}
+
+
+def _speed(folder: Path) -> dict[str, float]:
+    lines = [json.loads(line) for line in (folder / "speed.jsonl").read_text().splitlines()]
+    return {
+        name: statistics.median(line[name] for line in lines if name in line)
+        for name in ("samples_per_s", "events_per_s", "gflops_per_step", "mfu", "fill")
+        if any(name in line for line in lines)
+    }
+
+
+def trees(out: Path) -> dict[str, float]:
+    """LightGBM with all counts, recency and per-week rates (deterministic: one run)."""
+    data: dict[str, Any] = load(ROOT / "recipes" / BASE).dump()["data"]
+    options = {k: v for k, v in data["reader"].items() if k != "name"}
+    reader = CompleteJourneyReader(CompleteJourneyReader.Config(**options), seed=0)
+    features = TreeFeatures(reader.schema, ("product", "coupon", "manufacturer"))
+    trees_options = TreeOptions(learning_rate=0.08, leaves=127, trees=1500, patience=30)
+    return dict(train_trees(reader, data, out / "lightgbm", features, trees_options).test)
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Mean, standard deviation over seeds (0 of one) and count."""
+    return {
+        "mean": statistics.fmean(values),
+        "std": statistics.stdev(values) if len(values) > 1 else 0.0,
+        "seeds": len(values),
+    }
+
+
+def table(results: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
+    """Markdown: a line per model."""
+    lines = ["| model | seeds | " + " | ".join(SHOWN) + " |", "|---" * (len(SHOWN) + 2) + "|"]
+    for name, found in results.items():
+        cells = [f"{found[m]['mean']:.4f} ± {found[m]['std']:.4f}" if m in found else "-" for m in SHOWN]
+        lines.append(f"| {name} | {found[SHOWN[0]]['seeds']} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run what was asked for; the file is written after each run."""
+    cli = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    cli.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    cli.add_argument("--only", nargs="+", choices=[*MODELS, "lightgbm", *ABLATIONS], default=None)
+    cli.add_argument("--out", type=Path, default=ROOT / "runs" / "completejourney-full")
+    given = cli.parse_args()
+    path = ROOT / "benchmarks" / "results" / "completejourney_full.json"
+    stored: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"runs": {}}
+    wanted = given.only or [*MODELS, "lightgbm", *ABLATIONS]
+    for name in wanted:
+        ablation = name in ABLATIONS
+        seeds = given.seeds[:1] if ablation or name == "lightgbm" else given.seeds
+        for seed in seeds:
+            if name == "lightgbm":
+                found = trees(given.out)
+            else:
+                recipe, overrides = (ABLATIONS if ablation else MODELS)[name]
+                found = neural(name, recipe, overrides, seed, given.out)
+            stored["runs"].setdefault(name, {})[str(seed)] = found
+            stored["environment"] = environment()
+            runs = stored["runs"]
+            stored["summary"] = {
+                model: {m: spread([r[m] for r in by.values()]) for m in SHOWN if all(m in r for r in by.values())}
+                for model, by in runs.items()
+            }
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(stored, indent=1) + "\n")
+            print(name, seed, {m: round(found[m], 4) for m in SHOWN if m in found}, flush=True)
+    print(table(stored["summary"]))
+
+
+if __name__ == "__main__":
+    main()
