@@ -63,8 +63,8 @@ TARGET = ["type", "category", "department", "brand"]
 """What the target attention compares: features of the ad, and fields of its events."""
 HISTORY, WIDTH = 64, 16
 """Events of a history; width of every embedding."""
-BLOCK = 125_000
-"""Rows of an NPZ file."""
+BLOCK = 40_000
+"""Rows of an NPZ file; state is saved after each."""
 LEARNING_RATES = (1e-3, 5e-4)
 EPOCHS = 2
 
@@ -150,11 +150,11 @@ def columns(schema: Schema, batch: Batch) -> dict[str, npt.NDArray[np.float32]]:
     return out
 
 
-def export(reader: ParquetReader, split: str, folder: Path) -> None:
-    """Write a split as NPZ files of about BLOCK rows; training requests are shuffled over them."""
+def export(reader: ParquetReader, split: str, folder: Path, rows: int = BLOCK) -> None:
+    """Write a split as NPZ files of about so many rows; training requests are shuffled over them."""
     folder.mkdir(parents=True, exist_ok=True)
-    for i, batch in enumerate(reader.iterate(split, batch_rows=BLOCK)):
-        np.savez(folder / f"{split}-{i:02d}.npz", **columns(reader.schema, batch))
+    for i, batch in enumerate(reader.iterate(split, batch_rows=rows)):
+        np.savez(folder / f"{split}-{i:03d}.npz", **columns(reader.schema, batch))
 
 
 def feature_map(schema: Schema, folder: Path) -> Any:
@@ -270,7 +270,7 @@ def time_fuxictr(work: Path, rows: Path, folder: Path, given: argparse.Namespace
     features = feature_map(schema, work)
     seed_everything(0)
     model = Din(features, work / "fuxictr", LEARNING_RATES[0])
-    data = loader(features, work / "sample" / "train-00.npz", given.batch_rows, shuffle=True)
+    data = loader(features, work / "sample" / "train-000.npz", given.batch_rows, shuffle=True)
     start = Clock()
     model.fit(data, epochs=1)
     return figures(start, model.end, data.num_samples)
@@ -305,7 +305,7 @@ def speed(given: argparse.Namespace, work: Path, folder: Path) -> dict[str, Any]
     rows = work / "sample.parquet"
     count = sample(folder, rows, given.rows)
     reader = ParquetReader(ParquetReader.Config(**log_options(folder, rows)), in_store(Schema.load(SCHEMA)))
-    export(reader, "train", work / "sample")
+    export(reader, "train", work / "sample", count)
     reader.schema.save(work / "sample-schema.json")
     runs: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
     for i in range(given.repeats):
@@ -407,17 +407,17 @@ def write(path: Path, mode: str, result: Mapping[str, Any]) -> None:
 def main() -> None:
     """Run a mode, or one timed side in a process of its own."""
     root = Path(__file__).resolve().parent
-    demo = root.parent / "packages/gem-core/src/gem_core/demo/recipes/kunlun.yaml"
+    recipe = root.parent / "recipes/completejourney-full.yaml"
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quality", action="store_true", help="train DIN on all rows and evaluate it")
-    parser.add_argument("--recipe", type=Path, default=demo, help="GEM's recipe")
+    parser.add_argument("--recipe", type=Path, default=recipe, help="GEM's recipe")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change GEM's recipe")
     parser.add_argument("--rows", type=int, default=60_000, help="training rows of the speed runs")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--batch-rows", type=int, default=2048, help="DIN's batch")
     parser.add_argument("--log", type=Path, help="the prepared log (default: prepared into the reader's cache)")
-    parser.add_argument("--work", type=Path, default=root.parent / "runs/fuxictr_din", help="folder for files and state")
+    parser.add_argument("--work", type=Path, default=root.parent / "runs/fuxictr_din", help="for files and state")
     parser.add_argument("--out", type=Path, default=root / "results" / "fuxictr_din.json")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     given = parser.parse_args()

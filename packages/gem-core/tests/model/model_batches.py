@@ -124,7 +124,9 @@ def make_model(name: str, schema: Schema, seed: int = 0, **options: Any) -> nn.M
     """A model in evaluation mode; the same seed gives the same parameters and tables."""
     kind = MODELS[name]
     torch.manual_seed(seed)
-    model: nn.Module = kind(kind.Config(**options), schema=schema, embedding=TorchEmbedding(TorchEmbedding.Config(), seed))
+    model: nn.Module = kind(
+        kind.Config(**options), schema=schema, embedding=TorchEmbedding(TorchEmbedding.Config(), seed)
+    )
     return model.eval()
 
 

@@ -1,5 +1,6 @@
 """Encodings and tokens of the non-sequence features."""
 
+import itertools
 import math
 
 import numpy as np
@@ -25,7 +26,7 @@ def naive(x: float, knots: list[float]) -> list[float]:
         return [0.0 if math.isnan(x) else x]
     if math.isnan(x):
         return [0.0] * (len(knots) - 1)
-    return [min(max((x - a) / (b - a), 0.0), 1.0) for a, b in zip(knots, knots[1:], strict=False)]
+    return [min(max((x - a) / (b - a), 0.0), 1.0) for a, b in itertools.pairwise(knots)]
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -86,7 +87,9 @@ def test_tokens_are_what_each_feature_says() -> None:
     table = model.embedding.state()["tables.tags.weight"]
     ids = batch.ids["tags"]
     starts = ids.offsets.tolist()
-    pooled = [table[ids.values[a:b]].mean(0) if b > a else torch.zeros(32) for a, b in zip(starts, starts[1:], strict=False)]
+    pooled = [
+        table[ids.values[a:b]].mean(0) if b > a else torch.zeros(32) for a, b in itertools.pairwise(starts)
+    ]
     torch.testing.assert_close(rows[4], torch.stack(pooled))
     torch.testing.assert_close(tokens.request[:, 2], features.vectors["taste"](batch.request_vectors["taste"]))
 
@@ -103,7 +106,10 @@ def test_tables_hold_what_is_looked_up() -> None:
     # DIN reads only fields that the ad has too.
     sparse = {"ad": {}, "segment": {"level": "request"}}
     events = {"click": {"max_length": 9, "fields": ["ad", "page"]}}
-    assert {t.name for t in make_model("din", make_schema(sparse=sparse, events=events)).features.tables} == {"ad", "segment"}
+    assert {t.name for t in make_model("din", make_schema(sparse=sparse, events=events)).features.tables} == {
+        "ad",
+        "segment",
+    }
 
 
 def test_a_tables_pooling_is_that_of_its_multi_valued_feature() -> None:

@@ -10,8 +10,8 @@ from model_batches import make_batch, make_model, make_schema
 from torch.utils.flop_counter import FlopCounterMode
 
 from gem_core import ops
-from gem_core.ops.masks import dense_mask
 from gem_core.model.pooling import Rote
+from gem_core.ops.masks import dense_mask
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "kunlun": ("kunlun", {}),
@@ -28,7 +28,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "no target": ("kunlun", {"tower": {"target_queries": 0}, "head_hidden": ()}),
     "unequal towers": (
         "kunlun",
-        {"dim": 24, "layers": 3, "towers": {"click": {"width": 48, "max_events": 9, "heads": 4}, "view": {"layers": 1}}},
+        {
+            "dim": 24,
+            "layers": 3,
+            "towers": {"click": {"width": 48, "max_events": 9, "heads": 4}, "view": {"layers": 1}},
+        },
     ),
     "no towers": ("kunlun", {"towers": {"click": None, "view": None}}),
     "tables": ("kunlun", {"features": {"embedding_dims": {"ad": 8, "tags": 4}, "dense_skip": False}}),

@@ -52,7 +52,12 @@ KUNLUN: dict[str, dict[str, Any]] = {
     "no tower": {"towers": {"view": None, "click": None}},
     "static projection": {"wukong": {"projection": "static", "hidden": (24, 12)}},
     "equal tokens": {"compressed_tokens": 4, "wukong": {"fm_tokens": 8, "linear_tokens": 8}},
-    "plain": {"objective_tokens": False, "features": {"dense_skip": False}, "head_hidden": (), "tower": {"time_waves": 0}},
+    "plain": {
+        "objective_tokens": False,
+        "features": {"dense_skip": False},
+        "head_hidden": (),
+        "tower": {"time_waves": 0},
+    },
     "dropout": {"head_dropout": 0.2, "wukong": {"dropout": 0.1}, "features": {"dropout": 0.1}},
     "id dropout": {"features": {"id_dropout": {"ad": 0.3, "click.ad": 0.3, "tags": 0.2}}},
     "match only": {"match_bins": 4, "features": {"match_only": ("ad", "click.ad")}},
@@ -114,7 +119,9 @@ def test_schemas(name: str, schema: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", ["din", "dcnv2"])
-@pytest.mark.parametrize("options", [{}, {"features": {"dense_skip": False}, "dropout": 0.0, "hidden": (16,), "max_events": 3}])
+@pytest.mark.parametrize(
+    "options", [{}, {"features": {"dense_skip": False}, "dropout": 0.0, "hidden": (16,), "max_events": 3}]
+)
 def test_baselines(name: str, options: dict[str, Any]) -> None:
     assert_all_get_gradients(name, make_schema(), **options)
 

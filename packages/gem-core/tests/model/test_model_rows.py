@@ -7,7 +7,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_batches import (
-    make_batch, make_model, make_schema, offsets_of, one_request_per_row, regroup, same, single_row, stir,
+    make_batch,
+    make_model,
+    make_schema,
+    offsets_of,
+    one_request_per_row,
+    regroup,
+    same,
+    single_row,
+    stir,
 )  # fmt: skip
 
 from gem_core.data.batch import Batch, Jagged
@@ -15,7 +23,10 @@ from gem_core.data.batch import Batch, Jagged
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "kunlun": ("kunlun", {"match_bins": 4, "layers": 3}),
     "kunlun full": ("kunlun", {"match_bins": 4, "conditioning": "full", "comp_skip": False, "experts": 2}),
-    "kunlun window": ("kunlun", {"tower": {"attention": "window", "attention_size": 3}, "combine": "sum", "experts": 2}),
+    "kunlun window": (
+        "kunlun",
+        {"tower": {"attention": "window", "attention_size": 3}, "combine": "sum", "experts": 2},
+    ),
     "kunlun causal": ("kunlun", {"tower": {"attention": "causal", "rote": False, "target_queries": 0}}),
     "din": ("din", {}),
     "dcnv2": ("dcnv2", {}),
@@ -99,9 +110,7 @@ def test_changing_one_users_history_leaves_other_requests(name: str) -> None:
 
 
 @each_model
-@pytest.mark.parametrize(
-    ("rows", "lengths"), [((), []), ((0, 0), [3, 0]), ((2, 1), [0, 0]), ((1,), [0])], ids=str
-)
+@pytest.mark.parametrize(("rows", "lengths"), [((), []), ((0, 0), [3, 0]), ((2, 1), [0, 0]), ((1,), [0])], ids=str)
 def test_nothing_is_legal(name: str, rows: tuple[int, ...], lengths: list[int]) -> None:
     batch = make_batch(make_schema(), rows, {"click": lengths, "view": [0] * len(lengths)})
     model = build(name).train()
@@ -168,7 +177,7 @@ def test_a_batch_without_any_value_is_finite() -> None:
 def test_id_dropout_only_while_training() -> None:
     schema = make_schema()
     batch = make_batch(schema)
-    rates = {key: 1.0 for key in ("ad", "cat", "tags", "segment", "click.ad")}
+    rates = dict.fromkeys(("ad", "cat", "tags", "segment", "click.ad"), 1.0)
     model = make_model("kunlun", schema, features={"id_dropout": rates})
     with torch.no_grad():
         expected = make_model("kunlun", schema)(batch).logits

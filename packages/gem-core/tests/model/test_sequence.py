@@ -38,7 +38,9 @@ def naive(layer: SequenceAttention, x: Tensor, positions: Tensor, gaps: Tensor, 
         qh, kh = q[:, cut], k[:, cut]
         if layer.rote is not None:
             qh, kh = (naive_rote(y, positions, gaps, layer.rote.phi) for y in (qh, kh))
-        out.append((qh @ kh.T * d**-0.5).masked_fill(~mask.view(len(qh), len(qh)), float("-inf")).softmax(1) @ v[:, cut])
+        out.append(
+            (qh @ kh.T * d**-0.5).masked_fill(~mask.view(len(qh), len(qh)), float("-inf")).softmax(1) @ v[:, cut]
+        )
     return x + torch.cat(out, 1) @ layer.out.weight.T
 
 

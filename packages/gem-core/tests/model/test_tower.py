@@ -69,7 +69,14 @@ def test_towers_of_unequal_size_give_tokens_of_the_common_width() -> None:
     """The record's example, an event type each (model.md 4.4), scaled down."""
     schema = make_schema()
     towers: dict[str, Any] = {
-        "click": {"width": 64, "heads": 8, "summary_tokens": 7, "layers": 3, "attention": "window", "attention_size": 9},
+        "click": {
+            "width": 64,
+            "heads": 8,
+            "summary_tokens": 7,
+            "layers": 3,
+            "attention": "window",
+            "attention_size": 9,
+        },
         "view": {"width": 32, "heads": 4, "summary_tokens": 2, "layers": 2, "attention": "window", "attention_size": 5},
     }
     batch = make_batch(schema)

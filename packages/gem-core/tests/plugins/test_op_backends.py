@@ -28,7 +28,7 @@ def attention() -> Tensor:
 class Counting(SeedReference):
     """The reference, counted."""
 
-    calls: list[str] = []  # noqa: RUF012 - shared on purpose
+    calls: list[str] = []
 
     def forward(self, *tensors: Tensor | None, **options: object) -> tuple[Tensor, ...]:
         self.calls.append("forward")

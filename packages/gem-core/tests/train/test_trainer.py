@@ -32,7 +32,7 @@ class Recorder(Callback):
     class Config(ComponentConfig):
         stop_at: int | None = None
 
-    events: list[tuple[str, int]] = []  # noqa: RUF012 - the test's view of every instance
+    events: list[tuple[str, int]] = []
 
     def __init__(self, config: Config) -> None:
         self.config = config

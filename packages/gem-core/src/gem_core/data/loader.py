@@ -197,8 +197,8 @@ class Loader:
                 if "exited unexpectedly" not in str(error):
                     raise
                 raise GemError(
-                    f'a reader process of split "{self.split}" was killed ({str(error).splitlines()[0]}): often the '
-                    "machine, or its /dev/shm, is out of memory; lower data.workers or data.batch_rows, or set data.workers=0"
+                    f'a reader process of split "{self.split}" was killed ({str(error).splitlines()[0]}): often '
+                    "memory or /dev/shm is full; lower data.workers or data.batch_rows, or set data.workers=0"
                 ) from error
             if packet is None:
                 return

@@ -29,7 +29,7 @@ MODELS = {
     "din": """
         DIN, the usual attention model: every row attends anew to the newest 64 events of each history.""",
     "dcnv2": """
-        DCNv2: explicit crosses of features beside a deep network; of a history only the mean of its newest 64 events.""",
+        DCNv2: explicit crosses of features beside a deep network; of a history, the mean of its newest 64 events.""",
 }
 TREES = """
     LightGBM on the same rows: no histories, but everything that was counted from them: how often, how recently and at

@@ -48,6 +48,7 @@ class DCNv2(nn.Module):
     """Parallel form: the heads read the cross network's and the deep network's outputs side by side."""
 
     Config = DCNv2Config
+    embedding: Embedding
     hidden_names: tuple[str, ...] = ("trunk",)
 
     def __init__(self, config: DCNv2Config, *, schema: Schema, embedding: Embedding) -> None:

@@ -15,7 +15,7 @@ from gem_core.data.batch import Batch, Jagged
 from gem_core.errors import ConfigError
 from gem_core.model.features import FeatureConfig, FeatureTokens, Tokens, truncate
 from gem_core.model.heads import Heads
-from gem_core.model.layers import ByName, MLP, linear_macs
+from gem_core.model.layers import MLP, ByName, linear_macs
 from gem_core.protocols import ComponentConfig, Embedding, Output
 from gem_core.schema import Schema
 
@@ -57,6 +57,7 @@ class DIN(nn.Module):
     """Per event type: target attention over the newest `max_events`; then an MLP on all tokens and the pooled histories."""
 
     Config = DINConfig
+    embedding: Embedding
     hidden_names: tuple[str, ...] = ("trunk",)
 
     def __init__(self, config: DINConfig, *, schema: Schema, embedding: Embedding) -> None:

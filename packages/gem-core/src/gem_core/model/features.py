@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from gem_core.data.batch import Batch, Jagged
 from gem_core.errors import ConfigError, nearest
-from gem_core.model.layers import ByName, PiecewiseLinear
+from gem_core.model.layers import ByName, PiecewiseLinear, linear_macs
 from gem_core.protocols import ComponentConfig, Table
 from gem_core.schema import UNSEEN, Schema
 
@@ -90,7 +90,13 @@ class FeatureTokens(nn.Module):
         self.event_keys = [key for key in event_keys if key not in config.match_only]
         self.widths = {key: self._dim(schema, key) for key in (*schema.sparse, *event_keys)}
         self.tables = [
-            Table(name, schema.table_rows(name), self._dim(schema, used[0]), tuple(used), self._pooling(schema, name, used))
+            Table(
+                name,
+                schema.table_rows(name),
+                self._dim(schema, used[0]),
+                tuple(used),
+                self._pooling(schema, name, used),
+            )
             for name, keys in tables.items()
             if (used := [k for k in keys if k in self.sparse["request"] + self.sparse["row"] + self.event_keys])
         ]
@@ -103,13 +109,13 @@ class FeatureTokens(nn.Module):
         self.tokens = {"request": 0, "row": 1}
         for level in ("request", "row"):
             names = schema.names("dense", level)
-            self.encoders[level] = PiecewiseLinear([fitted.dense[n].edges for n in names])
+            encoder = self.encoders[level] = PiecewiseLinear([fitted.dense[n].edges for n in names])
             if names:
                 count = config.dense_tokens if level == "row" else 1
-                self.dense[level] = nn.Linear(self.encoders[level].width, count * dim)
+                self.dense[level] = nn.Linear(encoder.width, count * dim)
                 if config.dense_skip:
-                    self.skip[level] = nn.Linear(self.encoders[level].width, len(schema.objectives), bias=False)
-                    nn.init.zeros_(self.skip[level].weight)
+                    skip = self.skip[level] = nn.Linear(encoder.width, len(schema.objectives), bias=False)
+                    nn.init.zeros_(skip.weight)
                 self.tokens[level] += count
             for name in self.sparse[level]:
                 if self.widths[name] != dim:
@@ -155,7 +161,9 @@ class FeatureTokens(nn.Module):
         rows = self._level("row", row_dense, batch.vectors, looked)
         rows.append(self.surface[batch.surface].unsqueeze(1))
         nothing = row_dense.new_zeros(batch.requests, 0, self.dim)
-        return Tokens(torch.cat([nothing, *request], 1), torch.cat(rows, 1), self._skip(batch, request_dense, row_dense))
+        return Tokens(
+            torch.cat([nothing, *request], 1), torch.cat(rows, 1), self._skip(batch, request_dense, row_dense)
+        )
 
     def _skip(self, batch: Batch, request_dense: Tensor, row_dense: Tensor) -> Tensor | None:
         row = self.skip["row"](row_dense) if "row" in self.skip else None
@@ -178,14 +186,12 @@ class FeatureTokens(nn.Module):
 
     def macs(self, rows: int, requests: int) -> int:
         """Multiply-adds of a batch."""
-        units = {"request": requests, "row": rows}
         total = 0
-        for level, n in units.items():
-            if level in self.dense:
-                total += n * self.dense[level].weight.numel()
-                total += n * self.skip[level].weight.numel() if level in self.skip else 0
-            total += n * sum(self.project[k].weight.numel() for k in self.sparse[level] if k in self.project)
-            total += n * sum(self.vectors[name].weight.numel() for name in self.vector_names[level])
+        for level, n in (("request", requests), ("row", rows)):
+            maps: list[nn.Module] = [group[level] for group in (self.dense, self.skip) if level in group]
+            maps += [self.project[name] for name in self.sparse[level] if name in self.project]
+            maps += [self.vectors[name] for name in self.vector_names[level]]
+            total += n * sum(linear_macs(m) for m in maps)
         return total
 
 

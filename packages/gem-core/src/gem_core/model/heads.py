@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from gem_core.model.layers import ByName, MLP, linear_macs
+from gem_core.model.layers import MLP, ByName, linear_macs
 from gem_core.schema import Schema
 
 

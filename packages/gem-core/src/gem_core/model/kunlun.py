@@ -25,9 +25,9 @@ from gem_core.data.batch import Batch
 from gem_core.errors import ConfigError, nearest
 from gem_core.model.features import FeatureConfig, FeatureTokens, Tokens
 from gem_core.model.heads import Heads
-from gem_core.model.layers import ByName, MLP, TokenMap, linear_macs, rms_unit
+from gem_core.model.layers import MLP, ByName, TokenMap, linear_macs, rms_unit
 from gem_core.model.match import MatchCounts
-from gem_core.model.tower import Tower, TowerConfig, TowerState, truncated_events
+from gem_core.model.tower import Tower, TowerConfig, truncated_events
 from gem_core.model.wukong import WukongConfig, WukongExperts
 from gem_core.protocols import ComponentConfig, Embedding, Output
 from gem_core.schema import Schema
@@ -115,6 +115,7 @@ class Kunlun(nn.Module):
     "<event>.final.h", "trunk" (B, width of the heads' input)."""
 
     Config = KunlunConfig
+    embedding: Embedding
 
     def __init__(self, config: KunlunConfig, *, schema: Schema, embedding: Embedding) -> None:
         super().__init__()

@@ -5,6 +5,7 @@ Shape letters: B samples, N tokens, R compressed tokens, D width, n features.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -31,7 +32,7 @@ class MLP(nn.Sequential):
 
     def __init__(self, sizes: Sequence[int], dropout: float = 0.0) -> None:
         layers: list[nn.Module] = []
-        for i, (fan_in, fan_out) in enumerate(zip(sizes, sizes[1:], strict=False)):
+        for i, (fan_in, fan_out) in enumerate(itertools.pairwise(sizes)):
             if i:
                 layers.append(nn.GELU())
             if dropout:
@@ -71,7 +72,7 @@ class PiecewiseLinear(nn.Module):
         super().__init__()
         slope, start, feature = [], [], []
         for i, knots in enumerate(edges):
-            for left, right in zip(knots, knots[1:], strict=False):
+            for left, right in itertools.pairwise(knots):
                 slope.append(1.0 / (right - left))
                 start.append(-left / (right - left))
                 feature.append(i)

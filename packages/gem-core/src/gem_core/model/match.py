@@ -40,8 +40,10 @@ def matched_fields(schema: Schema, chosen: Sequence[str] | None) -> list[tuple[s
             possible[key] = pairs
     for key in chosen or ():
         if key not in possible:
-            raise ConfigError(f'model.match_fields: "{key}" is no event field that shares a table with a row feature'
-                              f"{nearest(key, possible)}")
+            raise ConfigError(
+                f'model.match_fields: "{key}" is no event field that shares a table with a row feature'
+                f"{nearest(key, possible)}"
+            )
     if not possible:
         raise ConfigError("model.match_bins: no event field shares a table with a row feature, so nothing can match")
     return [pair for key in (possible if chosen is None else chosen) for pair in possible[key]]

@@ -87,9 +87,7 @@ class SequenceAttention(nn.Module):
         if self.kind == "block":
             out = ops.block_attention(q, k, v, offsets, longest, block=self.size, shift=self.shift)
         elif self.kind == "window":
-            out = ops.jagged_attention(
-                q, k, v, offsets, offsets, longest, longest, mask="window", window=self.size
-            )
+            out = ops.jagged_attention(q, k, v, offsets, offsets, longest, longest, mask="window", window=self.size)
         else:
             mask = "causal" if self.kind == "causal" else "none"
             out = ops.jagged_attention(q, k, v, offsets, offsets, longest, longest, mask=mask)

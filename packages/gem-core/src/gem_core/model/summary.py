@@ -1,7 +1,7 @@
 """What a recipe's model is made of, without allocating it: parameters by part, rows of its tables, FLOPs per row.
 
-    summary = summarise(recipe, registry, schema=None, lengths={"click": 800}, rows_per_request=20)
-    print(summary)
+summary = summarise(recipe, registry, schema=None, lengths={"click": 800}, rows_per_request=20)
+print(summary)
 """
 
 from __future__ import annotations
@@ -107,10 +107,11 @@ def _sized(schema: Schema) -> Schema:
     if schema.fitted is not None:
         return schema
     edges = {n: range(f.bins + 1) if f.encoding == "piecewise" else () for n, f in schema.dense.items()}
+    learned: dict[str, Any] = {t: range(schema.sparse_options(t).max_vocabulary) for t in schema.tables()}
     fitted = Fitted.model_construct(
         rows=0,
         dense={n: DenseStats(mean=0, std=1, edges=list(e)) for n, e in edges.items()},
-        vocabularies={table: range(schema.sparse_options(table).max_vocabulary) for table in schema.tables()},
+        vocabularies=learned,
         surfaces=schema.surfaces or ["all"],
         base_rates={},
     )

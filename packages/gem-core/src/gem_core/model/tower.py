@@ -51,9 +51,7 @@ class TowerConfig(ComponentConfig):
     attention_size: int = Field(64, ge=1)
     block_shift: bool = False
     ffn_hidden: int = Field(64, ge=1)
-    activation: Literal[
-        "gelu", "gelu_tanh", "gelu_poly", "relu", "silu", "hardswish", "relu2", "leaky_relu"
-    ] = "gelu"
+    activation: Literal["gelu", "gelu_tanh", "gelu_poly", "relu", "silu", "hardswish", "relu2", "leaky_relu"] = "gelu"
     rote: bool = True
     time_waves: int = Field(8, ge=0)
 

@@ -59,10 +59,11 @@ class WukongBlock(nn.Module):
     def interaction(self, x: Tensor) -> Tensor:
         """FM(X) = X (X^T Y): (B, n, k)."""
         if self.config.projection == "attentive":
-            y = self.project(self.compress(x).flatten(1)).view(-1, self.tokens_in, self.config.rank)
+            y: Tensor = self.project(self.compress(x).flatten(1)).view(-1, self.tokens_in, self.config.rank)
         else:
             y = self.static
-        return torch.matmul(x, torch.matmul(x.transpose(1, 2), y)) * (self.dim * self.tokens_in) ** -0.5
+        scale: float = (self.dim * self.tokens_in) ** -0.5
+        return torch.matmul(x, torch.matmul(x.transpose(1, 2), y)) * scale
 
     def forward(self, x: Tensor) -> Tensor:
         fm = self.mlp(self.norm(self.interaction(x).flatten(1))).view(-1, self.config.fm_tokens, self.dim)
@@ -98,7 +99,8 @@ class WukongExperts(nn.Module):
         m = len(self.parts)
         outputs = [expert(x[:, i::m] if m > 1 else x) for i, expert in enumerate(self.experts)]
         if len(outputs) == 1:
-            return outputs[0]
+            only: Tensor = outputs[0]
+            return only
         return torch.cat(outputs, 1) if self.combine == "concat" else torch.stack(outputs).sum(0)
 
     def macs(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -66,7 +67,7 @@ def runs(activation: str, heads: int) -> list[tuple[slice, Activation]]:
     if len(names) == 1:
         return [(slice(0, heads), ACTIVATIONS[names[0]])]
     borders = [0, *(h for h in range(1, heads) if names[h] != names[h - 1]), heads]
-    return [(slice(a, b), ACTIVATIONS[names[a]]) for a, b in zip(borders, borders[1:], strict=False)]
+    return [(slice(a, b), ACTIVATIONS[names[a]]) for a, b in itertools.pairwise(borders)]
 
 
 def apply(activation: str, z: Tensor, heads: int) -> Tensor:

@@ -33,6 +33,13 @@ class Facts:
 
 
 @dataclass(frozen=True)
+class Tables:
+    """Tables by title, side by side where there is room."""
+
+    tables: Mapping[str, Table]
+
+
+@dataclass(frozen=True)
 class Plot:
     """An SVG; `name` is its file's beside a Markdown report."""
 
@@ -49,7 +56,7 @@ class Code:
     text: str
 
 
-Block = Text | Items | Facts | Plot | Code | Table
+Block = Text | Items | Facts | Tables | Plot | Code | Table
 
 
 @dataclass(frozen=True)
@@ -100,6 +107,11 @@ def _facts_html(block: Facts) -> str:
     return f"<dl>{''.join(f'<dt>{escape(k)}</dt><dd>{escape(v)}</dd>' for k, v in block.facts.items())}</dl>"
 
 
+def _tables_html(block: Tables) -> str:
+    each = "".join(f"<div><h3>{escape(title)}</h3>{table.html()}</div>" for title, table in block.tables.items())
+    return f'<div class="beside">{each}</div>'
+
+
 def _plot_html(block: Plot) -> str:
     # An image of its own, not inline SVG: ids of one drawing cannot meet those of another.
     data = base64.b64encode(block.svg.encode()).decode()
@@ -117,6 +129,7 @@ _HTML: dict[type, Callable[..., str]] = {
     Facts: _facts_html,
     Plot: _plot_html,
     Code: lambda b: f"<details><summary>{escape(b.title)}</summary><pre>{escape(b.text)}</pre></details>",
+    Tables: _tables_html,
     Table: lambda b: f'<div class="wide">{b.html()}</div>',
 }
 _MARKDOWN: dict[type, Callable[..., str]] = {
@@ -124,5 +137,6 @@ _MARKDOWN: dict[type, Callable[..., str]] = {
     Items: lambda b: "\n".join(f"* {item}" for item in b.items),
     Facts: lambda b: "\n".join(f"* **{name}**: {value}" for name, value in b.facts.items()),
     Code: lambda b: f"{b.title}:\n\n```yaml\n{b.text.rstrip()}\n```",
+    Tables: lambda b: "\n\n".join(f"### {title}\n\n{table.markdown()}" for title, table in b.tables.items()),
     Table: lambda b: b.markdown(),
 }

@@ -23,6 +23,7 @@ STYLE: Any = {
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.grid": True,
+    "axes.axisbelow": True,
     "grid.color": "#e8eaed",
     "xtick.color": "#5f6368",
     "ytick.color": "#5f6368",
@@ -87,7 +88,8 @@ def by_surface(runs: Sequence[Run], metric: str) -> str:
 
 def learning_curves(runs: Sequence[Run]) -> str:
     """Validation NE of each objective over training time; a ring marks the model that was kept."""
-    tasks, colour = objectives(runs), colours(runs)
+    colour = colours(runs)
+    tasks = [t for t in objectives(runs) if any(f"{t}/ne" in line for run in runs for line in run.evaluations)]
     with _panels(len(tasks), 3.3 * len(tasks), 2.9) as (figure, axes):
         for task, axis in zip(tasks, axes, strict=True):
             every = []
@@ -155,14 +157,26 @@ def reliability(runs: Sequence[Run]) -> str:
                     x, y = [p[0] for p in points], [p[1] for p in points]
                     axis.plot(x, y, color=colour[name], marker="o", markersize=3.5, linewidth=1.1, label=label)
             if every:
-                axis.plot([min(every), max(every)], [min(every), max(every)], color="#5f6368", linewidth=0.8, zorder=0)
-                axis.set_xscale("log")
-                axis.set_yscale("log")
+                ends = [min(every), max(every)]
+                axis.plot(ends, ends, color="#5f6368", linewidth=0.8, zorder=0)
+                _logarithmic(axis)
             axis.set_title(task)
             axis.set_xlabel("mean prediction")
         axes[0].set_ylabel("observed rate")
         _legend(figure, axes)
         return _svg(figure)
+
+
+def _logarithmic(axis: Any) -> None:
+    """Logarithmic axes with plain numbers at 1, 2 and 5."""
+    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    for side in (axis.xaxis, axis.yaxis):
+        side.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=6))
+        side.set_minor_locator(NullLocator())
+        side.set_major_formatter(StrMethodFormatter("{x:g}"))
 
 
 def costs(runs: Sequence[Run]) -> str:
@@ -171,7 +185,7 @@ def costs(runs: Sequence[Run]) -> str:
     panels: list[tuple[str, Callable[[Run], float | None], str]] = [
         ("training rows/s", lambda run: run.rate("samples_per_s"), "{:,.0f}"),
         ("forward MFLOP per row", Run.mflops_per_row, "{:.2f}"),
-        ("fill: share of computed positions that are events", lambda run: run.rate("fill"), "{:.2f}"),
+        ("fill", lambda run: run.rate("fill"), "{:.2f}"),
     ]
     with _panels(len(panels), 9.9, 0.9 + 0.32 * len(groups)) as (figure, axes):
         for (title, get, form), axis in zip(panels, axes, strict=True):

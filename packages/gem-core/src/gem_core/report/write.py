@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from gem_core.report import plots
-from gem_core.report.document import Block, Code, Document, Facts, Items, Plot, Section, Text
+from gem_core.report.document import Block, Code, Document, Facts, Items, Plot, Section, Tables, Text
 from gem_core.report.environment import environment
 from gem_core.report.run import Run, by_name, objectives
 from gem_core.report.tables import quality, speed, summary, verdicts
@@ -35,9 +35,8 @@ def build(title: str, subtitle: str, runs: Sequence[Run], about: Mapping[str, Se
     """
     sections = [
         Section("Summary", [Items(verdicts(runs)), summary(runs)]),
-        *(Section(f"Quality: {task}", [quality(runs, task)]) for task in objectives(runs)),
-        Section("Quality by surface", list(_quality_plots(runs))),
-        Section("Learning", list(_learning_plots(runs))),
+        Section("Quality by objective and surface", _quality(runs)),
+        Section("Learning", _learning(runs)),
         Section(
             "Speed",
             [
@@ -56,13 +55,14 @@ def build(title: str, subtitle: str, runs: Sequence[Run], about: Mapping[str, Se
     return Document(title, subtitle, sections)
 
 
-def _quality_plots(runs: Sequence[Run]) -> list[Block]:
+def _quality(runs: Sequence[Run]) -> list[Block]:
     captions = {
         "ne": "Test NE by objective and surface; lower is better. A dot is a model's mean, a bar its range over seeds.",
         "auc": "Test AUC by objective and surface; higher is better.",
         "calibration": "Sum of predictions over sum of labels; 1 is right.",
     }
-    out: list[Block] = [Plot(metric, plots.by_surface(runs, metric), caption) for metric, caption in captions.items()]
+    out: list[Block] = [Tables({task: quality(runs, task) for task in objectives(runs)})]
+    out += [Plot(metric, plots.by_surface(runs, metric), caption) for metric, caption in captions.items()]
     caption = (
         "Reliability: observed rate against mean prediction in ten equal shares of the test rows by prediction, on "
         "logarithmic axes. On the diagonal the promise is kept."
@@ -70,9 +70,11 @@ def _quality_plots(runs: Sequence[Run]) -> list[Block]:
     return [*out, Plot("reliability", plots.reliability(runs), caption)]
 
 
-def _learning_plots(runs: Sequence[Run]) -> list[Block]:
-    caption = "Validation NE over training time; a ring marks the step that was kept and tested."
-    out: list[Block] = [Plot("learning", plots.learning_curves(runs), caption)]
+def _learning(runs: Sequence[Run]) -> list[Block]:
+    out: list[Block] = []
+    if any(run.evaluations for run in runs):
+        caption = "Validation NE over training time; a ring marks the step that was kept and tested."
+        out.append(Plot("learning", plots.learning_curves(runs), caption))
     if any(run.training for run in runs):
         out.append(Plot("loss", plots.training_loss(runs), "Loss on the training rows between two lines of the log."))
     return out

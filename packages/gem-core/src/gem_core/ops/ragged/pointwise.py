@@ -1,7 +1,8 @@
-"""Attention with an element-wise activation: chunks of a tile small enough to stay in cache, scores never kept."""
+"""Attention with an element-wise activation: chunks of a part small enough to stay in cache, scores never kept."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from gem_core.ops.activations import apply, apply_gradient
 from gem_core.ops.dispatch import OpSpec, Saved
 from gem_core.ops.ragged.runs import Run, runs, spans
 from gem_core.ops.ragged.support import on_processor, ready
-from gem_core.ops.ragged.tiles import Tile, tiles
+from gem_core.ops.ragged.tiles import Part, joined, tiles
 from gem_core.ops.reference.pointwise import EPS
 
 SCORES = 131072  # scores of one chunk: few enough to stay in cache
@@ -23,13 +24,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor, work: list[Run], activation: str, in
     """outside * act(inside * q k^T) v over a work list; q (sum Tq, H, d), k and v (sum Tk, H, d). Rows in no rectangle give 0."""
     out, heads = torch.zeros_like(q), q.shape[1]
     for tile in tiles(work, heads):
-        queries, keys, values = tile.rows(q).flatten(0, 1), tile.keys(k).flatten(0, 1), tile.keys(v).flatten(0, 1)
-        step, keep, parts = _step(tile, heads), _keep(tile, q), []
-        for at, rows in enumerate(_scaled(queries, inside).split(step, 1)):
-            p = apply(activation, torch.bmm(rows, keys.transpose(1, 2)), heads)
-            parts.append(torch.bmm(_masked(p, keep, at * step), values))
-        result = _scaled(_joined(parts), outside).unflatten(0, (-1, heads))
-        tile.add_rows(out, tile.silence(result))
+        rows, keys, values = tile.rows(q), tile.keys(k), tile.keys(v)
+        pieces = []
+        for part in tile.parts:
+            given = part.keys(keys).flatten(0, 1), part.keys(values).flatten(0, 1)
+            result = _forward(part, _scaled(part.rows(rows), inside).flatten(0, 1), *given, activation, heads)
+            pieces.append(_scaled(result, outside).unflatten(0, (-1, heads)))
+        tile.put_rows(out, joined(pieces))
     return out
 
 
@@ -39,48 +40,65 @@ def attend_gradient(
     """Gradients of `attend` to q, k, v."""
     dq, dk, dv, heads = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v), q.shape[1]
     for tile in tiles(work, heads):
-        queries, keys, values = tile.rows(q).flatten(0, 1), tile.keys(k).flatten(0, 1), tile.keys(v).flatten(0, 1)
-        d_keys, d_values = keys.new_zeros(keys.shape), values.new_zeros(values.shape)
-        step, keep, parts = _step(tile, heads), _keep(tile, q), []
-        above = _scaled(tile.silence(tile.rows(grad)).flatten(0, 1), outside)
-        pieces = zip(_scaled(queries, inside).split(step, 1), above.split(step, 1), strict=True)
-        for at, (rows, up) in enumerate(pieces):
-            z = torch.bmm(rows, keys.transpose(1, 2))
-            dz = apply_gradient(activation, torch.bmm(up, values.transpose(1, 2)), z, heads)
-            p, dz = _masked(apply(activation, z, heads), keep, at * step), _masked(dz, keep, at * step)
-            d_values.baddbmm_(p.transpose(1, 2), up)
-            d_keys.baddbmm_(dz.transpose(1, 2), rows)
-            parts.append(torch.bmm(dz, keys))
-        tile.add_rows(dq, _scaled(_joined(parts), inside).unflatten(0, (-1, heads)))
-        tile.add_keys(dk, d_keys.unflatten(0, (-1, heads)))
-        tile.add_keys(dv, d_values.unflatten(0, (-1, heads)))
+        above, rows, keys, values = tile.silent_rows(grad), tile.rows(q), tile.keys(k), tile.keys(v)
+        pieces = []
+        for part in tile.parts:
+            up, given = _scaled(part.rows(above), outside).flatten(0, 1), _scaled(part.rows(rows), inside).flatten(0, 1)
+            shared = part.keys(keys).flatten(0, 1), part.keys(values).flatten(0, 1)
+            pieces.append([x.unflatten(0, (-1, heads)) for x in _backward(part, up, given, *shared, activation, heads)])
+        tile.put_rows(dq, joined([_scaled(a, inside) for a, _, _ in pieces]))
+        tile.add_keys(dk, joined([b for _, b, _ in pieces]))
+        tile.add_keys(dv, joined([c for _, _, c in pieces]))
     return dq, dk, dv
 
 
-def _step(tile: Tile, heads: int) -> int:
+def _forward(part: Part, queries: Tensor, keys: Tensor, values: Tensor, activation: str, heads: int) -> Tensor:
+    """act(queries keys^T) values of one part, all (n * H, L, d), a chunk of query rows at a time."""
+    step, keep, parts = _step(part, heads), _keep(part, queries), []
+    for at, rows in enumerate(queries.split(step, 1)):
+        p = apply(activation, torch.bmm(rows, keys.transpose(1, 2)), heads)
+        parts.append(torch.bmm(_masked(p, keep, at * step), values))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+
+def _backward(
+    part: Part, grad: Tensor, queries: Tensor, keys: Tensor, values: Tensor, activation: str, heads: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of `_forward` to queries, keys, values; scores are computed again, and P and dZ live for one chunk."""
+    step, keep, parts = _step(part, heads), _keep(part, queries), []
+    d_keys, d_values = keys.new_zeros(keys.shape), values.new_zeros(values.shape)
+    for at, (rows, up) in enumerate(zip(queries.split(step, 1), grad.split(step, 1), strict=True)):
+        z = torch.bmm(rows, keys.transpose(1, 2))
+        dz = apply_gradient(activation, torch.bmm(up, values.transpose(1, 2)), z, heads)
+        p, dz = _masked(apply(activation, z, heads), keep, at * step), _masked(dz, keep, at * step)
+        d_values.baddbmm_(p.transpose(1, 2), up)
+        d_keys.baddbmm_(dz.transpose(1, 2), rows)
+        parts.append(torch.bmm(dz, keys))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1), d_keys, d_values
+
+
+def _step(part: Part, heads: int) -> int:
     """Query rows of a chunk: about SCORES scores, chunks of even size."""
-    chunks = max(1, round(tile.n * heads * tile.n_q * tile.n_k / SCORES))
-    return -(-tile.n_q // chunks)
+    chunks = max(1, round(part.n * heads * part.n_q * part.n_k / SCORES))
+    return -(-part.n_q // chunks)
 
 
-def _keep(tile: Tile, like: Tensor) -> Tensor | None:
-    hidden = tile.hidden()
-    return None if hidden is None else (~hidden).to(like.dtype).expand(tile.n, 1, tile.n_q, tile.n_k)
+def _keep(part: Part, like: Tensor) -> Tensor | None:
+    """The mask as a factor, (n or 1, 1, n_q, n_k)."""
+    hidden = part.hidden()
+    return None if hidden is None else (~hidden).to(like.dtype).expand(-1, 1, part.n_q, part.n_k)
 
 
 def _masked(x: Tensor, keep: Tensor | None, start: int) -> Tensor:
-    """x (n * H, rows, keys) times its part of the mask, in place."""
+    """x (n * H, rows, keys) times its rows of the mask, in place."""
     if keep is not None:
-        x.unflatten(0, (len(keep), -1)).mul_(keep[:, :, start : start + x.shape[1]])
+        n = keep.shape[0]
+        x.view(n, -1, *x.shape[1:]).mul_(keep[:, :, start : start + x.shape[1]])
     return x
 
 
 def _scaled(x: Tensor, by: float) -> Tensor:
     return x if by == 1.0 else x * by
-
-
-def _joined(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
 
 def _options(o: dict[str, Any]) -> tuple[str, float, float]:
@@ -89,7 +107,7 @@ def _options(o: dict[str, Any]) -> tuple[str, float, float]:
 
 def _gdpa_work(offsets: Tensor, k: Tensor) -> list[Run]:
     a, hidden = offsets.tolist(), k.shape[1]
-    return [Run(q, end - q, b * hidden, hidden) for b, (q, end) in enumerate(zip(a, a[1:], strict=False)) if end > q and hidden]
+    return [Run(q, end - q, b * hidden, hidden) for b, (q, end) in enumerate(itertools.pairwise(a)) if end > q and hidden]
 
 
 class RaggedGdpa:

@@ -1,146 +1,181 @@
-"""From rectangles to dense tiles (n, H, L, d): views of the large ones, gathered buckets of the small ones."""
+"""From rectangles to dense tiles (n, H, L, d): views of the large ones, gathered packs of the small ones."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from gem_core.ops.ragged.runs import Band, Run
 
-SOLO = 32768  # scores from which a rectangle is worth a kernel call of its own
-BUCKET = 131072  # scores of one bucket: few enough to stay in cache
-WASTE = 16384  # scores of padding in a bucket that cost as much as one more bucket
+SOLO = 8192  # scores from which a rectangle is worth a kernel call of its own
+WASTE = 16384  # scores of padding in a part that cost as much as one more kernel call
+PART = 262144  # scores of one part
+PACK = 4096  # rows that are gathered at a time, so that the copies stay small
 
 
-class Solo:
-    """One rectangle, on views of its rows: nothing is copied on the way in. n is 1."""
+@dataclass(frozen=True)
+class Part:
+    """A dense piece of a tile's rows and keys: n rectangles of n_q queries and n_k keys, the smaller ones filled up."""
 
-    n = 1
-
-    def __init__(self, run: Run) -> None:
-        self.q, self.n_q, self.k, self.n_k, self.band = run
-
-    def rows(self, x: Tensor) -> Tensor:
-        """The queries' part of x (sum T, H, ...) as (n, H, n_q, ...)."""
-        return x[self.q : self.q + self.n_q].transpose(0, 1)[None]
-
-    def keys(self, x: Tensor) -> Tensor:
-        """The keys' part of x (sum T, H, d) as (n, H, n_k, d)."""
-        return x[self.k : self.k + self.n_k].transpose(0, 1)[None]
-
-    def put_rows(self, x: Tensor, value: Tensor) -> None:
-        """Write (n, H, n_q, ...) to the queries' rows of x."""
-        self.rows(x).copy_(value)
-
-    def add_rows(self, x: Tensor, value: Tensor) -> None:
-        """As `put_rows`, where x is still 0 and so is `value` in rows that only pad the tile."""
-        self.rows(x).copy_(value)
-
-    def add_keys(self, x: Tensor, value: Tensor) -> None:
-        """Add (n, H, n_k, d) to the keys' rows of x, which other tiles may share; it is 0 in rows that only pad the tile."""
-        self.keys(x).add_(value)
-
-    def silence(self, x: Tensor) -> Tensor:
-        """x (n, H, n_q, d) with 0 in rows that only pad the tile: here there are none."""
-        return x
-
-    def hidden(self) -> Tensor | None:
-        """True where a query must not see a key, broadcast to (n, 1, n_q, n_k); None where it sees all."""
-        return None if self.band is None else _outside(self.band, self.n_q, self.n_k)[None, None]
-
-
-class Bucket:
-    """Small rectangles of about one size, gathered; the smaller ones are filled up with rows that count for nothing."""
-
-    def __init__(self, units: list[Run], heads: int) -> None:
-        self.n, self.heads, self.band = len(units), torch.arange(heads)[:, None], units[0].band
-        q, n_q, k, n_k = torch.tensor([unit[:4] for unit in units]).t().unsqueeze(2)
-        self.n_q, self.pad_q, self.index_q = self._layout(q, n_q)
-        same = torch.equal(q, k) and torch.equal(n_q, n_k)
-        self.n_k, self.pad_k, self.index_k = (self.n_q, self.pad_q, self.index_q) if same else self._layout(k, n_k)
+    q: int
+    k: int
+    n: int
+    n_q: int
+    n_k: int
+    band: Band | None
+    pad_q: Tensor | None = None  # (n, n_q), True in rows that only fill up
+    pad_k: Tensor | None = None
 
     def rows(self, x: Tensor) -> Tensor:
-        """As `Solo.rows`, a copy."""
-        return self._take(x, self.index_q, self.n_q)
+        """The part of a tile's query rows (P, H, ...) as a view (n, H, n_q, ...)."""
+        return x[self.q : self.q + self.n * self.n_q].unflatten(0, (self.n, self.n_q)).transpose(1, 2)
 
     def keys(self, x: Tensor) -> Tensor:
-        """As `Solo.keys`, a copy."""
-        return self._take(x, self.index_k, self.n_k)
-
-    def put_rows(self, x: Tensor, value: Tensor) -> None:
-        """As `Solo.put_rows`."""
-        index, value = self.index_q, value.reshape(-1, *value.shape[3:])
-        if self.pad_q is not None:
-            real = (~self.pad_q)[:, None].expand(-1, len(self.heads), -1).flatten().nonzero().squeeze(1)
-            index, value = index[real], value[real]
-        x.flatten(0, 1).index_copy_(0, index, value)
-
-    def add_rows(self, x: Tensor, value: Tensor) -> None:
-        """As `Solo.add_rows`."""
-        x.flatten(0, 1).index_add_(0, self.index_q, value.reshape(-1, value.shape[-1]))
-
-    def add_keys(self, x: Tensor, value: Tensor) -> None:
-        """As `Solo.add_keys`."""
-        x.flatten(0, 1).index_add_(0, self.index_k, value.reshape(-1, value.shape[-1]))
-
-    def silence(self, x: Tensor) -> Tensor:
-        """As `Solo.silence`, in place."""
-        return x if self.pad_q is None else x.masked_fill_(self.pad_q[:, None, :, None], 0.0)
+        """The part of a tile's key rows (P, H, d) as a view (n, H, n_k, d)."""
+        return x[self.k : self.k + self.n * self.n_k].unflatten(0, (self.n, self.n_k)).transpose(1, 2)
 
     def hidden(self) -> Tensor | None:
-        """As `Solo.hidden`. Rows that only pad see whatever key is real, so that no softmax runs over nothing."""
-        outside = None if self.band is None else _outside(self.band, self.n_q, self.n_k)[None, None]
-        if outside is not None and self.pad_q is not None:
-            outside = outside & ~self.pad_q[:, None, :, None]
+        """True where a query must not see a key, (n or 1, 1, n_q or 1, n_k); None where it sees all.
+
+        Rows that only fill up see whatever key is real, so that no softmax runs over nothing.
+        """
+        outside = None
+        if self.band is not None:
+            distance = torch.arange(self.n_q)[:, None] + (self.band.left - torch.arange(self.n_k))
+            outside = ((distance < self.band.low) | (distance > self.band.high))[None, None]
+            if self.pad_q is not None:
+                outside = outside & ~self.pad_q[:, None, :, None]
         if self.pad_k is None:
             return outside
         pad = self.pad_k[:, None, None, :]
         return pad if outside is None else outside | pad
 
-    def _layout(self, start: Tensor, size: Tensor) -> tuple[int, Tensor | None, Tensor]:
-        """The longest length, where rows only pad (n, L), and the index of each (n, H, L) into (sum T * H)."""
-        low, longest = (int(t) for t in torch.aminmax(size))
-        position, pad = torch.arange(longest), None
-        if low < longest:
-            pad = position >= size
-            position = position.expand(self.n, -1).masked_fill(pad, 0)  # a padding row reads its own rectangle's first row
-        return longest, pad, ((start + position)[:, None] * len(self.heads) + self.heads).flatten()
 
-    def _take(self, x: Tensor, index: Tensor, length: int) -> Tensor:
-        return x.flatten(0, 1).index_select(0, index).view(self.n, len(self.heads), length, *x.shape[2:])
+class Solo:
+    """One rectangle on views: nothing is copied on the way in."""
+
+    def __init__(self, run: Run) -> None:
+        self.q, self.k = slice(run.q, run.q + run.n_q), slice(run.k, run.k + run.n_k)
+        self.parts = [Part(0, 0, 1, run.n_q, run.n_k, run.band)]
+
+    def rows(self, x: Tensor) -> Tensor:
+        """The tile's query rows of x (sum T, H, ...)."""
+        return x[self.q]
+
+    def silent_rows(self, x: Tensor) -> Tensor:
+        """As `rows`, with 0 in rows that only fill up."""
+        return x[self.q]
+
+    def keys(self, x: Tensor) -> Tensor:
+        """The tile's key rows of x (sum T, H, d)."""
+        return x[self.k]
+
+    def put_rows(self, x: Tensor, value: Tensor) -> None:
+        """Write the tile's query rows to x."""
+        x[self.q].copy_(value)
+
+    def add_keys(self, x: Tensor, value: Tensor) -> None:
+        """Add to the tile's key rows of x, which other tiles may share; value is 0 in rows that only fill up."""
+        x[self.k].add_(value)
 
 
-Tile = Solo | Bucket
+class Pack:
+    """Small rectangles, gathered: each part holds those of about one size."""
+
+    def __init__(self, groups: list[list[Run]]) -> None:
+        self.parts: list[Part] = []
+        index_q, index_k, real = [], [], []
+        q = k = 0
+        for group in groups:
+            first_q, size_q, first_k, size_k = torch.tensor([unit[:4] for unit in group]).t().unsqueeze(2)
+            n_q, pad_q, rows = _layout(first_q, size_q)
+            n_k, pad_k, keys = _layout(first_k, size_k)
+            self.parts.append(Part(q, k, len(group), n_q, n_k, group[0].band, pad_q, pad_k))
+            index_q.append(rows)
+            index_k.append(keys)
+            real.append(torch.ones(rows.numel(), dtype=torch.bool) if pad_q is None else ~pad_q.flatten())
+            q, k = q + rows.numel(), k + keys.numel()
+        self.index_q, self.index_k, self.real = torch.cat(index_q), torch.cat(index_k), torch.cat(real)
+        self.kept = self.real.nonzero().squeeze(1)
+
+    def rows(self, x: Tensor) -> Tensor:
+        """As `Solo.rows`, a copy."""
+        return x.index_select(0, self.index_q)
+
+    def silent_rows(self, x: Tensor) -> Tensor:
+        """As `Solo.silent_rows`, a copy."""
+        rows = self.rows(x)
+        if len(self.kept) < len(self.real):
+            rows.masked_fill_(~self.real[:, None, None], 0.0)
+        return rows
+
+    def keys(self, x: Tensor) -> Tensor:
+        """As `Solo.keys`, a copy."""
+        return x.index_select(0, self.index_k)
+
+    def put_rows(self, x: Tensor, value: Tensor) -> None:
+        """As `Solo.put_rows`."""
+        if len(self.kept) < len(self.real):
+            value = value.index_select(0, self.kept)
+        x.index_copy_(0, self.index_q[self.kept], value)
+
+    def add_keys(self, x: Tensor, value: Tensor) -> None:
+        """As `Solo.add_keys`."""
+        x.index_add_(0, self.index_k, value)
+
+
+Tile = Solo | Pack
 
 
 def tiles(work: list[Run], heads: int) -> Iterator[Tile]:
-    """All rectangles as tiles: the large ones alone, the small ones in buckets that waste less than they save."""
+    """All rectangles as tiles: the large ones alone, the small ones in packs."""
     small: dict[Band | None, list[Run]] = {}
     for run in work:
         if run.n_q * run.n_k * heads >= SOLO:
             yield Solo(run)
         else:
             small.setdefault(run.band, []).append(run)
-    for units in small.values():
-        yield from _buckets(units, heads)
+    groups: list[list[Run]] = []
+    rows = 0
+    for group in (group for units in small.values() for group in _groups(units, heads)):
+        groups.append(group)
+        rows += sum(max(unit.n_q, unit.n_k) for unit in group)
+        if rows >= PACK:
+            yield Pack(groups)
+            groups, rows = [], 0
+    if groups:
+        yield Pack(groups)
 
 
-def _buckets(units: list[Run], heads: int) -> Iterator[Tile]:
+def joined(pieces: list[Tensor]) -> Tensor:
+    """The parts (n, H, L, ...) of a tile as its rows (P, H, ...)."""
+    rows = [piece.transpose(1, 2).flatten(0, 1) for piece in pieces]
+    return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+
+def _groups(units: list[Run], heads: int) -> Iterator[list[Run]]:
+    """Rectangles of about one size: filling them up to the largest wastes less than another kernel call costs."""
     units.sort(key=lambda unit: (unit.n_q, unit.n_k), reverse=True)
-    bucket: list[Run] = []
+    group: list[Run] = []
     n_k = waste = 0
-    for unit in units:  # n_q only falls, so the bucket's first rectangle has its largest
-        n_q, n_k = (bucket or [unit])[0].n_q, max(n_k, unit.n_k)
+    for unit in units:  # n_q only falls, so the group's first rectangle has its largest
+        n_q, n_k = (group or [unit])[0].n_q, max(n_k, unit.n_k)
         waste += (n_q * n_k - unit.n_q * unit.n_k) * heads
-        if bucket and (waste > WASTE or n_q * n_k * heads * (len(bucket) + 1) > BUCKET):
-            yield Bucket(bucket, heads)
-            bucket, n_k, waste = [], unit.n_k, 0
-        bucket.append(unit)
-    yield Bucket(bucket, heads)
+        if group and (waste > WASTE or n_q * n_k * heads * (len(group) + 1) > PART):
+            yield group
+            group, n_k, waste = [], unit.n_k, 0
+        group.append(unit)
+    yield group
 
 
-def _outside(band: Band, n_q: int, n_k: int) -> Tensor:
-    distance = torch.arange(n_q)[:, None] + (band.left - torch.arange(n_k))
-    return (distance < band.low) | (distance > band.high)
+def _layout(first: Tensor, size: Tensor) -> tuple[int, Tensor | None, Tensor]:
+    """The longest length L, where rows only fill up (n, L), and the row of each (n * L,); those read their first row."""
+    shortest, longest = (int(t) for t in torch.aminmax(size))
+    position, pad = torch.arange(longest), None
+    if shortest < longest:
+        pad = position >= size
+        position = position.masked_fill(pad, 0)
+    return longest, pad, (first + position).flatten()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -71,7 +72,7 @@ def _options(o: dict[str, Any]) -> tuple[str, float, float]:
 
 def _slices(offsets: Tensor) -> list[slice]:
     a = offsets.tolist()
-    return [slice(x, y) for x, y in zip(a, a[1:], strict=False)]
+    return [slice(x, y) for x, y in itertools.pairwise(a)]
 
 
 class GdpaReference:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -126,7 +127,7 @@ class SeedReference:
 
 def _keys(offsets: Tensor) -> list[slice]:
     a = offsets.tolist()
-    return [slice(x, y) for x, y in zip(a, a[1:], strict=False)]
+    return [slice(x, y) for x, y in itertools.pairwise(a)]
 
 
 def _everything(q: Tensor, keys: slice) -> Tensor:
