@@ -154,7 +154,8 @@ def export(reader: ParquetReader, split: str, folder: Path, rows: int = BLOCK) -
     """Write a split as NPZ files of about so many rows; training requests are shuffled over them."""
     folder.mkdir(parents=True, exist_ok=True)
     for i, batch in enumerate(reader.iterate(split, batch_rows=rows)):
-        np.savez(folder / f"{split}-{i:03d}.npz", **columns(reader.schema, batch))
+        arrays: dict[str, Any] = columns(reader.schema, batch)
+        np.savez(folder / f"{split}-{i:03d}.npz", **arrays)
 
 
 def feature_map(schema: Schema, folder: Path) -> Any:

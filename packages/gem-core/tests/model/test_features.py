@@ -87,9 +87,7 @@ def test_tokens_are_what_each_feature_says() -> None:
     table = model.embedding.state()["tables.tags.weight"]
     ids = batch.ids["tags"]
     starts = ids.offsets.tolist()
-    pooled = [
-        table[ids.values[a:b]].mean(0) if b > a else torch.zeros(32) for a, b in itertools.pairwise(starts)
-    ]
+    pooled = [table[ids.values[a:b]].mean(0) if b > a else torch.zeros(32) for a, b in itertools.pairwise(starts)]
     torch.testing.assert_close(rows[4], torch.stack(pooled))
     torch.testing.assert_close(tokens.request[:, 2], features.vectors["taste"](batch.request_vectors["taste"]))
 

@@ -105,7 +105,7 @@ def test_a_choice_of_fields_is_checked() -> None:
     some = MatchCounts(schema, 3, ["view.cat", "click.ad"])
     every = MatchCounts(schema, 3, None)(batch).view(batch.rows, 3, 3)
     assert torch.equal(some(batch).view(batch.rows, 2, 3), every[:, [2, 0]])
-    with pytest.raises(ConfigError, match='"click.da" is no event field that shares a table'):
+    with pytest.raises(ConfigError, match=r'"click.da" is no event field that shares a table'):
         matched_fields(schema, ["click.da"])
     with pytest.raises(ConfigError, match="nothing can match"):
         matched_fields(make_schema(events={}), None)

@@ -50,7 +50,9 @@ def _jagged(
     return _masked(_lengths(q_offsets), read, mask, size)
 
 
-def _block(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, max_length: int, block: int, shift: int, *_: object) -> int:
+def _block(
+    q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, max_length: int, block: int, shift: int, *_: object
+) -> int:
     lengths = _lengths(offsets)
     return _masked(lengths, lengths, "block", block, shift)
 
