@@ -228,11 +228,12 @@ def loader(features: Any, path: Path, batch_rows: int, shuffle: bool) -> Any:
 
 
 class Clock:
-    """A moment: wall-clock time, and processor time of this process."""
+    """A moment: wall-clock time, processor time of this process, and that of its ended worker processes."""
 
     def __init__(self) -> None:
         self.wall = time.perf_counter()
         self.processor = _processor(resource.RUSAGE_SELF)
+        self.workers = _processor(resource.RUSAGE_CHILDREN)
 
 
 def _processor(who: int) -> float:
@@ -253,8 +254,8 @@ class Steps(Callback):
 
 
 def figures(start: Clock, end: Clock, rows: int) -> dict[str, float]:
-    """Of one pass; processor time includes the worker process, which has ended by now."""
-    processor = end.processor - start.processor + _processor(resource.RUSAGE_CHILDREN)
+    """Of one pass; processor time includes the worker process, which ended after the last step and before now."""
+    processor = end.processor - start.processor + Clock().workers - start.workers
     return {
         "rows": rows,
         "seconds": round(end.wall - start.wall, 2),

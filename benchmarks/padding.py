@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import torch
@@ -210,7 +210,7 @@ class Side:
     def __init__(self, name: str, requests: int, longest: int) -> None:
         torch.manual_seed(0)
         config = KunlunConfig(features={"dropout": 0.0})
-        self.embedding: Any = TorchEmbedding(TorchEmbedding.Config(), seed=0)
+        self.embedding = cast(Any, TorchEmbedding(TorchEmbedding.Config(), seed=0))
         self.model = Kunlun(config, schema=schema_of(longest), embedding=self.embedding)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         self.batch = batch_of(requests, longest)

@@ -167,8 +167,20 @@ class Precision(Protocol):
         """The context manager that forward and loss run in."""
         ...
 
-    def convert(self, model: nn.Module) -> nn.Module:
-        """Swap what this precision swaps (linear maps, op variants) in place; returns the model."""
+    def linear(self, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        """x (..., n), w (m, n), b (m,) -> (..., m): every `nn.Linear` of the model computes this."""
+        ...
+
+    def op_variant(self, op: str) -> str | None:
+        """The backend that an op takes under this precision, None for the usual choice; a recipe's `ops` go before it."""
+        ...
+
+    def pack(self, shard: Tensor) -> list[Tensor]:
+        """What travels in an all-gather in place of a parameter's shard."""
+        ...
+
+    def unpack(self, packed: Sequence[Tensor], like: Tensor) -> Tensor:
+        """A gathered parameter, of `like`'s shape and type."""
         ...
 
 

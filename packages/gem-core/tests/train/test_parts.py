@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
 
 import pytest
 import torch
-from synthetic import SCHEMA, make_batch
+from synthetic import SCHEMA, make_batch, recipe, registry
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from gem_core import ops
 from gem_core.errors import ConfigError, DataError
+from gem_core.ops.dispatch import chosen
+from gem_core.plugins import Register, hookimpl
 from gem_core.protocols import Output
 from gem_core.recipe import Dense, Optimizer
 from gem_core.train import TorchEmbedding
+from gem_core.train.build import build
 from gem_core.train.loss import BinaryCrossEntropy
 from gem_core.train.optimizer import DenseOptimizer, lr_factor
-from gem_core.train.precision import BFloat16, Float32
+from gem_core.train.precision import BFloat16, Float32, apply
 from gem_core.train.strategy import SingleProcess
 
 CPU = SingleProcess.Config(device="cpu")
@@ -89,9 +94,53 @@ def test_precisions() -> None:
     model, x, cpu = nn.Linear(4, 4), torch.randn(2, 4), torch.device("cpu")
     for cls, dtype in ((Float32, torch.float32), (BFloat16, torch.bfloat16)):
         precision = cls(cls.Config())
-        assert precision.convert(model) is model
+        assert apply(precision, model) is model
+        assert type(model) is nn.Linear
         with precision.autocast(cpu):
             assert model(x).dtype == dtype
+        packed = precision.pack(model.weight)
+        assert [t.dtype for t in packed] == [dtype]
+        torch.testing.assert_close(precision.unpack(packed, model.weight), model.weight, rtol=1e-2, atol=1e-2)
+
+
+class Halved(Float32):
+    """Half of every linear map, and the reference for GDPA."""
+
+    def linear(self, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
+        return super().linear(x, w, b) / 2
+
+    def op_variant(self, op: str) -> str | None:
+        return "reference" if op == "gdpa" else None
+
+
+class Halves:
+    """A plugin with that precision."""
+
+    @staticmethod
+    @hookimpl
+    def gem_register_precision(register: Register) -> None:
+        register("halved", Halved)
+
+
+def test_a_precision_computes_the_linear_maps_and_chooses_backends(tmp_path: Path) -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 1)), torch.randn(2, 4)
+    names, before = dict(model.named_parameters()), model[0](x)
+    apply(Halved(Halved.Config()), model)
+    torch.testing.assert_close(model[0](x), before / 2)
+    assert dict(model.named_parameters()).keys() == names.keys()
+    assert all(p is names[name] for name, p in model.named_parameters())
+    known = registry()
+    known.register_plugin(Halves, "halves")
+    try:
+        for given, gdpa, seed in (
+            ({}, "reference", ""),
+            ({"gdpa": "ragged"}, "ragged", ""),
+            ({"all": "ragged"}, "ragged", "ragged"),
+        ):
+            build(recipe(tmp_path, precision="halved", ops=given), known)
+            assert (chosen("gdpa"), chosen("seed_attention")) == (gdpa, seed)
+    finally:
+        ops.set_backends({})
 
 
 def test_adamw_equals_its_formula() -> None:

@@ -139,18 +139,27 @@ def resolve(spec: OpSpec, forced: str = "") -> OpBackend:
     """The backend for such a call: `forced`, else the environment's, else the first by priority that supports it."""
     name = forced or os.environ.get(ENVIRONMENT, "")
     if name:
-        backend = _entry(spec.op, name).load()
-        if reason := backend.supports(spec):
+        backend, reason = _ask(_entry(spec.op, name), spec)
+        if backend is None:
             raise ConfigError(f'{spec.op}: backend "{name}" is forced but cannot run this call: {reason}')
         return backend
     reasons = []
     for name, entry in _backends[spec.op].items():
-        backend = entry.load()
-        reason = backend.supports(spec)
-        if reason is None:
+        backend, reason = _ask(entry, spec)
+        if backend is not None:
             return backend
         reasons.append(f"{name}: {reason}")
     raise ConfigError(f"{spec.op}: no backend can run this call; {'; '.join(reasons)}")
+
+
+def _ask(entry: _Entry, spec: OpSpec) -> tuple[OpBackend | None, str | None]:
+    """The backend if it supports such a call, else the reason; one whose import fails says so and stays out."""
+    try:
+        backend = entry.load()
+    except (ImportError, AttributeError) as error:
+        return None, f"cannot import {entry.target}: {error}"
+    reason = backend.supports(spec)
+    return (backend, None) if reason is None else (None, reason)
 
 
 _library = torch.library.Library("gem", "DEF")

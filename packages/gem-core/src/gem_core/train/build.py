@@ -19,6 +19,7 @@ from gem_core.protocols import Batcher, Embedding, Loss, Metric, Precision, Read
 from gem_core.recipe import Recipe, _Component, parse
 from gem_core.schema import Schema
 from gem_core.train.checkpoint import Checkpoint, find
+from gem_core.train.precision import apply
 
 Stream = Generator[tuple[Batch, dict[str, Any]], None, None]
 """Batches, each with the state to go on from after it."""
@@ -85,19 +86,20 @@ def build(recipe: Recipe, registry: Registry, schema: Schema | None = None) -> P
         schema: a checkpoint's fitted schema, in place of fitting the recipe's.
     """
     registry.install_ops()
-    ops.set_backends(recipe.ops)
     if schema is None and recipe.data.schema_ is not None:
         given = recipe.data.schema_
         schema = Schema.load(given) if isinstance(given, str) else Schema.parse(given, "recipe: data.schema")
     reader: Reader = create(registry, "reader", recipe.data.reader, "data.reader", schema=schema, seed=recipe.seed)
     strategy: Strategy = create(registry, "strategy", recipe.parallel.strategy, "parallel.strategy")
     precision: Precision = create(registry, "precision", recipe.precision, "precision")
+    variants = {op: variant for op in ops.registered() if (variant := precision.op_variant(op)) is not None}
+    ops.set_backends(recipe.ops if "all" in recipe.ops else {**variants, **recipe.ops})
     embedding: Embedding = create(registry, "embedding", recipe.embedding, "embedding", seed=recipe.seed)
     fitted = reader.schema
     torch.manual_seed(recipe.seed)
     with strategy.device:
         model: nn.Module = create(registry, "model", recipe.model, "model", schema=fitted, embedding=embedding)
-    module = strategy.setup(precision.convert(model), embedding)
+    module = strategy.setup(apply(precision, model), embedding)
     loss: Loss = create(registry, "loss", recipe.loss, "loss", schema=fitted)
     return Parts(
         recipe=recipe,
