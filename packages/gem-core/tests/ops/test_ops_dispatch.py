@@ -109,9 +109,8 @@ def test_a_lazy_backend_that_cannot_be_imported():
     ops.register_backend("gdpa", "broken", "package_that_is_not_there.ops:Gdpa", priority=50)
     try:
         assert made.call(*made.inputs).shape == made.inputs[0].shape  # skipped
-        with ops.use_backend({"gdpa": "broken"}):
-            with pytest.raises(ConfigError, match='gdpa: backend "broken".*No module named'):
-                made.call(*made.inputs)
+        with ops.use_backend({"gdpa": "broken"}), pytest.raises(ConfigError, match='gdpa: backend "broken".*No module named'):
+            made.call(*made.inputs)
     finally:
         ops.unregister_backend("gdpa", "broken")
 

@@ -1,4 +1,4 @@
-"""The reference of every op: its formula written out once more, its gradients by gradcheck, its invariants."""
+"""The reference of every op against its formula written out once more: values, and gradients by autograd through the formula."""
 
 import itertools
 import math
@@ -15,7 +15,6 @@ from op_cases import (
     PAIRS,
     SEEDS,
     SIZES,
-    VARIANTS,
     WIDTH,
     Case,
     block,
@@ -99,28 +98,6 @@ def stacked(parts: list[Tensor], like: Tensor) -> Tensor:
     return torch.cat(parts) if parts else like * 0
 
 
-@pytest.mark.parametrize("variant", [v for v in VARIANTS if "relu" not in v and "hardswish" not in v and "mixed" not in v])
-def test_gradcheck(variant: str) -> None:
-    case = VARIANTS[variant]([3, 0, 2], [2, 1, 3], 3, 4)
-    inputs = tuple(x.clone().requires_grad_() for x in case.inputs)
-    with ops.use_backend(REFERENCE):
-        assert torch.autograd.gradcheck(case.run, inputs)
-
-
-@pytest.mark.parametrize("activation", ["relu", "relu2", "leaky_relu", "hardswish", MIXED], ids=str)
-@pytest.mark.parametrize("op", ["gdpa", "gdpa_ffn"])
-def test_gradcheck_of_activations_with_kinks(op: str, activation: str | tuple[str, ...]) -> None:
-    """Whole numbers and a half as scores: no difference quotient crosses a kink at 0, -3 or 3."""
-    case = gdpa([2, 0, 1], 3, 1, op=op, activation=activation)
-    q, k, v = case.inputs
-    if op == "gdpa":
-        q, k = q.sign(), k.sign()
-        q[..., 0] = 0.5
-    inputs = tuple(x.clone().requires_grad_() for x in (q, k, v))
-    with ops.use_backend(REFERENCE):
-        assert torch.autograd.gradcheck(case.run, inputs)
-
-
 @pytest.mark.parametrize("name", FORMULAS)
 def test_activations(name: str) -> None:
     z = torch.cat((torch.linspace(-4, 4, 63, dtype=torch.float64), torch.zeros(1, dtype=torch.float64))).requires_grad_()
@@ -135,12 +112,6 @@ def test_activations(name: str) -> None:
 
 def test_every_activation_has_a_formula() -> None:
     assert set(FORMULAS) == set(ops.ACTIVATIONS)
-
-
-def test_gelu_poly_is_close_for_bounded_scores() -> None:
-    z = torch.tensor([1.0, -1.0, 2.0], dtype=torch.float64)
-    error = (ops.ACTIVATIONS["gelu_poly"].value(z) - F.gelu(z)).abs()
-    assert error[0] < 2e-3 and error[1] < 2e-3 and error[2] > 0.1
 
 
 @pytest.mark.parametrize("mask", ops.MASKS)
@@ -197,21 +168,6 @@ def test_block_attention_is_separate_blocks(lengths: list[int], size: int, data:
     assert_as_formula(block(lengths, 5, block=size, shift=shift), formula)
 
 
-@pytest.mark.parametrize("backend", ["reference", "ragged"])
-def test_other_blocks_change_nothing(backend: str) -> None:
-    lengths, size, changed = [150, 70], 64, slice(64, 128)
-    case = block(lengths, 1, block=size)
-    others = [x.clone() for x in case.inputs]
-    for x in others:
-        x[changed] += 1
-    with ops.use_backend({"block_attention": backend}):
-        before, after = case.run(*case.inputs), case.run(*others)
-    same = (before == after).flatten(1).all(1)
-    assert not same[changed].any()
-    same[changed] = True
-    assert same.all()
-
-
 @DRAWN
 @given(lengths=st.lists(st.integers(0, 12), max_size=5), seeds=st.integers(0, 5), seed=SEEDS)
 def test_seed_attention(lengths: list[int], seeds: int, seed: int) -> None:
@@ -236,19 +192,6 @@ def test_gdpa(activation: str | tuple[str, ...], lengths: list[int], hidden: int
     assert_as_formula(case, formula)
 
 
-def test_gdpa_is_a_two_layer_mlp_with_generated_weights() -> None:
-    case = gdpa([4, 3], 6, activation="gelu")
-    q, k, v = case.inputs
-    first, second = torch.nn.Linear(WIDTH, 6, bias=False).double(), torch.nn.Linear(6, WIDTH, bias=False).double()
-    out = case.run(q, k, v)
-    for b, rows in enumerate((slice(0, 4), slice(4, 7))):
-        for h in range(HEADS):
-            with torch.no_grad():
-                first.weight.copy_(k[b, :, h])
-                second.weight.copy_(v[b, :, h].T)
-                torch.testing.assert_close(out[rows, h], second(F.gelu(first(q[rows, h]))), **CLOSE)
-
-
 @settings(max_examples=10, deadline=None, derandomize=True)
 @given(lengths=st.lists(st.integers(0, 9), max_size=4), hidden=st.integers(0, 6), seed=SEEDS)
 def test_gdpa_ffn_data_flow(lengths: list[int], hidden: int, seed: int) -> None:
@@ -256,7 +199,7 @@ def test_gdpa_ffn_data_flow(lengths: list[int], hidden: int, seed: int) -> None:
 
     def formula(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         x = q.flatten(1)
-        lq = ((x - x.mean(1, keepdim=True)) / (x.var(1, correction=0, keepdim=True) + 1e-5).sqrt()).view_as(q)
+        lq = ((x - x.mean(1, keepdim=True)) / ((x - x.mean(1, keepdim=True)) ** 2).mean(1, keepdim=True).add(1e-5).sqrt()).view_as(q)
         inner = [activated(a, k[b], v[b], ("silu",) * HEADS) for b, a in enumerate(pieces(lq, lengths))]
         g = stacked(inner, lq) + lq
         return g / (g.square().mean((1, 2), keepdim=True) + 1e-5).sqrt() + q
@@ -291,31 +234,11 @@ def test_rote_is_a_complex_rotation(lengths: list[int], seed: int) -> None:
 
     def formula(x: Tensor, phi: Tensor) -> Tensor:
         theta = torch.tensor([100.0 ** (-2 * i / WIDTH) for i in range(WIDTH // 2)], dtype=torch.float64)
-        angle = at[:, None] * theta + torch.log1p(gaps / 60.0)[:, None].double() * phi
+        angle = at[:, None] * theta + torch.log1p(gaps.double() / 60.0)[:, None] * phi
         turned = torch.complex(x[..., 0::2], x[..., 1::2]) * torch.polar(torch.ones_like(angle), angle)[:, None]
         return torch.view_as_real(turned).reshape(x.shape)
 
-    case = rote(lengths, seed, base=100.0, time_scale=60.0)
-    inputs = [x.clone().requires_grad_() for x in case.inputs]
-    out = formula(*inputs)
-    grads = torch.autograd.grad(out, inputs, upstream(out))
-    for e, f in zip([out, *grads], case.evaluate("reference"), strict=True):
-        torch.testing.assert_close(f, e, rtol=1e-5, atol=1e-5)  # torch.log1p(int / float) is float32
-
-
-@pytest.mark.parametrize("backend", ["reference", "ragged"])
-def test_rote_depends_on_differences_only(backend: str) -> None:
-    """One constant added to all positions leaves every q . k as it was, and so do lengths."""
-    x, phi = values(1, 6, HEADS, WIDTH), values(2, WIDTH // 2)
-    at, gaps = torch.tensor([0, 3, 1, 9, 4, 7]), torch.tensor([0, 60, 5, 10**6, 1, 0])
-    with ops.use_backend({"rote": backend}):
-        a, b = ops.rote(x, at, gaps, phi), ops.rote(x, at + 11, gaps, phi)
-    dots = [torch.einsum("ihd,jhd->hij", y, y) for y in (a, b)]
-    torch.testing.assert_close(dots[0], dots[1], **CLOSE)
-    torch.testing.assert_close(a.norm(dim=-1), x.norm(dim=-1), **CLOSE)
-    assert not torch.allclose(a, b)
-    with ops.use_backend({"rote": backend}):
-        torch.testing.assert_close(ops.rote(x, at * 0, gaps * 0, phi), x)
+    assert_as_formula(rote(lengths, seed, base=100.0, time_scale=60.0), formula)
 
 
 @pytest.mark.parametrize("backend", ["reference", "ragged"])
@@ -345,13 +268,3 @@ def test_seeds_without_keys_give_zero(backend: str) -> None:
     assert not out[0].any() and out[1].any() and dq.any()
     out, dq, _, _ = seeded([0, 0], 2).evaluate(backend)
     assert not out.any() and not dq.any()
-
-
-def test_norms() -> None:
-    x, w, b = values(1, 3, 5, 8), values(2, 8), values(3, 8)
-    normal = (x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=0, keepdim=True) + 1e-3).sqrt()
-    torch.testing.assert_close(ops.layer_norm(x, eps=1e-3), normal, **CLOSE)
-    torch.testing.assert_close(ops.layer_norm(x, w, b, eps=1e-3), normal * w + b, **CLOSE)
-    unit = x / (x.square().mean(-1, keepdim=True) + 1e-3).sqrt()
-    torch.testing.assert_close(ops.rms_norm(x, eps=1e-3), unit, **CLOSE)
-    torch.testing.assert_close(ops.rms_norm(x, w, eps=1e-3), unit * w, **CLOSE)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -39,7 +39,7 @@ class OpSpec:
 class Saved:
     """What a backward gets: the forward's tensor arguments in order, and all its outputs (the result, then the extras)."""
 
-    inputs: Tensors
+    inputs: tuple[Any, ...]  # tensors, None for an optional one that was not given
     outputs: tuple[Tensor, ...]
 
 
@@ -223,14 +223,16 @@ class Op:
         *arguments, forced = values
         self.check(*arguments)
         spec = self._spec(tuple(arguments))
-        outputs = resolve(spec, forced).forward(*arguments[: len(self.tensors)], **spec.options)
-        return _plain(outputs)
+        backend = resolve(spec, forced)
+        with _no_autocast(spec.device.type):
+            return _plain(backend.forward(*arguments[: len(self.tensors)], **spec.options))
 
     def _run_backward(self, grad: Tensor, *values: Any) -> Any:
         saved, arguments, forced = values[: self.outputs], values[self.outputs : -1], values[-1]
         spec = self._spec(arguments)
         backend = resolve(spec, forced)
-        return _plain(backend.backward(Saved(arguments[: len(self.tensors)], saved), grad, **spec.options))
+        with _no_autocast(spec.device.type):
+            return _plain(backend.backward(Saved(arguments[: len(self.tensors)], saved), grad, **spec.options))
 
     def _fake_forward(self, *values: Any) -> Any:
         return _plain(self.fake(*values[:-1]))
@@ -255,6 +257,11 @@ class Op:
 
     def _second(self, ctx: Any, *grads: Any) -> Any:
         raise NotImplementedError(f"{self.name} has no second derivative: call backward without create_graph=True")
+
+
+def _no_autocast(kind: str) -> AbstractContextManager[Any]:
+    """The public functions have applied autocast already; inside a backend it would change types once more."""
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 def _plain(outputs: tuple[Tensor, ...]) -> Any:

@@ -14,7 +14,7 @@ ROTE = "rote"
 def _check(x: Tensor, positions: Tensor, gaps: Tensor, phi: Tensor, *_: object) -> None:
     checks.values(ROTE, x, x=x)
     checks.shape(ROTE, "x", x, "N", "H", "d")
-    rows, _, width = x.shape
+    rows, width = x.shape[0], x.shape[2]
     if width % 2:
         raise DataError(f"{ROTE}: x: expected an even head width, found {width}")
     for name, tensor in (("positions", positions), ("gaps", gaps)):

@@ -39,7 +39,8 @@ def _codes(column: pa.DictionaryArray, letters: str, what: str) -> Ints:
     if codes.null_count or column.null_count:
         bad = column.dictionary.filter(codes.is_null())[0].as_py() if codes.null_count else None
         raise DataError(f"Complete Journey: promotions: {what} {bad!r} is unknown; expected one of {letters}")
-    return codes.to_numpy().astype(np.int64)[column.indices.to_numpy()]
+    found: Ints = codes.to_numpy().astype(np.int64)[column.indices.to_numpy()]
+    return found
 
 
 def _week(log: Log, store: Ints, product: Ints, display: Ints, mailer: Ints) -> Promotions:

@@ -118,13 +118,13 @@ class RaggedGdpa:
 
     def forward(self, *tensors: Tensor, **o: Any) -> tuple[Tensor, ...]:
         q, k, v, offsets = tensors
-        values = ready(q, k.flatten(0, 1), v.flatten(0, 1))
-        return (attend(*values, _gdpa_work(offsets, k), *_options(o)).to(q.dtype),)
+        qc, kc, vc = ready(q, k.flatten(0, 1), v.flatten(0, 1))
+        return (attend(qc, kc, vc, _gdpa_work(offsets, k), *_options(o)).to(q.dtype),)
 
     def backward(self, saved: Saved, grad: Tensor, **o: Any) -> tuple[Tensor, ...]:
         q, k, v, offsets = saved.inputs
-        values = ready(grad, q, k.flatten(0, 1), v.flatten(0, 1))
-        dq, dk, dv = attend_gradient(*values, _gdpa_work(offsets, k), *_options(o))
+        up, qc, kc, vc = ready(grad, q, k.flatten(0, 1), v.flatten(0, 1))
+        dq, dk, dv = attend_gradient(up, qc, kc, vc, _gdpa_work(offsets, k), *_options(o))
         return dq.to(q.dtype), dk.view(k.shape).to(q.dtype), dv.view(v.shape).to(q.dtype)
 
 
@@ -165,11 +165,13 @@ class RaggedHstu:
 
     def forward(self, *tensors: Tensor, **o: Any) -> tuple[Tensor, ...]:
         q, k, v, q_offsets, k_offsets = tensors
-        return (attend(*ready(q, k, v), *_hstu(q_offsets, k_offsets, o)).to(q.dtype),)
+        qc, kc, vc = ready(q, k, v)
+        return (attend(qc, kc, vc, *_hstu(q_offsets, k_offsets, o)).to(q.dtype),)
 
     def backward(self, saved: Saved, grad: Tensor, **o: Any) -> tuple[Tensor, ...]:
         q, k, v, q_offsets, k_offsets = saved.inputs
-        grads = attend_gradient(*ready(grad, q, k, v), *_hstu(q_offsets, k_offsets, o))
+        up, qc, kc, vc = ready(grad, q, k, v)
+        grads = attend_gradient(up, qc, kc, vc, *_hstu(q_offsets, k_offsets, o))
         return tuple(g.to(q.dtype) for g in grads)
 
 

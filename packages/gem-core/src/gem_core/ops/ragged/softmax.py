@@ -81,13 +81,15 @@ class RaggedJagged:
 
     def forward(self, *tensors: Tensor, **o: Any) -> tuple[Tensor, ...]:
         q, k, v, *layout = tensors
-        out, lse = attend(*ready(q, k, v), _work(*layout, **o), o["scale"])
+        qc, kc, vc = ready(q, k, v)
+        out, lse = attend(qc, kc, vc, _work(*layout, **o), o["scale"])
         return out.to(q.dtype), lse
 
     def backward(self, saved: Saved, grad: Tensor, **o: Any) -> tuple[Tensor, ...]:
         q, k, v, *layout = saved.inputs
         out, lse = saved.outputs
-        grads = attend_gradient(*ready(grad, q, k, v, out), lse, _work(*layout, **o), o["scale"])
+        up, qc, kc, vc, result = ready(grad, q, k, v, out)
+        grads = attend_gradient(up, qc, kc, vc, result, lse, _work(*layout, **o), o["scale"])
         return tuple(g.to(q.dtype) for g in grads)
 
 
@@ -103,13 +105,15 @@ class RaggedBlock:
 
     def forward(self, *tensors: Tensor, **o: Any) -> tuple[Tensor, ...]:
         q, k, v, offsets = tensors
-        out, lse = attend(*ready(q, k, v), _blocks(offsets, o), o["scale"])
+        qc, kc, vc = ready(q, k, v)
+        out, lse = attend(qc, kc, vc, _blocks(offsets, o), o["scale"])
         return out.to(q.dtype), lse
 
     def backward(self, saved: Saved, grad: Tensor, **o: Any) -> tuple[Tensor, ...]:
         q, k, v, offsets = saved.inputs
         out, lse = saved.outputs
-        grads = attend_gradient(*ready(grad, q, k, v, out), lse, _blocks(offsets, o), o["scale"])
+        up, qc, kc, vc, result = ready(grad, q, k, v, out)
+        grads = attend_gradient(up, qc, kc, vc, result, lse, _blocks(offsets, o), o["scale"])
         return tuple(g.to(q.dtype) for g in grads)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from gem_core.ops.dispatch import OpSpec
@@ -13,6 +15,6 @@ def on_processor(spec: OpSpec) -> str | None:
     return None if spec.device.type == "cpu" else f"it runs on processors only, found device {spec.device}"
 
 
-def ready(*tensors: Tensor) -> tuple[Tensor, ...]:
+def ready(*tensors: Tensor) -> Any:  # as many as were given: a tuple's length would be lost to the type checker
     """Contiguous, and float32 for the 16-bit types (their matrix products are slower and coarser on most processors)."""
     return tuple(t.contiguous() for t in accumulate(*tensors))

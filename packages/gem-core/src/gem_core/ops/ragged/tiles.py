@@ -31,11 +31,13 @@ class Part:
 
     def rows(self, x: Tensor) -> Tensor:
         """The part of a tile's query rows (P, H, ...) as a view (n, H, n_q, ...)."""
-        return x[self.q : self.q + self.n * self.n_q].unflatten(0, (self.n, self.n_q)).transpose(1, 2)
+        view: Tensor = x[self.q : self.q + self.n * self.n_q].unflatten(0, (self.n, self.n_q))
+        return view.transpose(1, 2)
 
     def keys(self, x: Tensor) -> Tensor:
         """The part of a tile's key rows (P, H, d) as a view (n, H, n_k, d)."""
-        return x[self.k : self.k + self.n * self.n_k].unflatten(0, (self.n, self.n_k)).transpose(1, 2)
+        view: Tensor = x[self.k : self.k + self.n * self.n_k].unflatten(0, (self.n, self.n_k))
+        return view.transpose(1, 2)
 
     def hidden(self) -> Tensor | None:
         """True where a query must not see a key, (n or 1, 1, n_q or 1, n_k); None where it sees all.

@@ -83,11 +83,13 @@ class GdpaReference:
 
     def forward(self, *tensors: Tensor, **o: Any) -> tuple[Tensor, ...]:
         q, k, v, offsets = tensors
-        return (gdpa(*accumulate(q, k, v), offsets, *_options(o)).to(q.dtype),)
+        qc, kc, vc = accumulate(q, k, v)
+        return (gdpa(qc, kc, vc, offsets, *_options(o)).to(q.dtype),)
 
     def backward(self, saved: Saved, grad: Tensor, **o: Any) -> tuple[Tensor, ...]:
         q, k, v, offsets = saved.inputs
-        grads = gdpa_gradient(*accumulate(grad, q, k, v), offsets, *_options(o))
+        up, qc, kc, vc = accumulate(grad, q, k, v)
+        grads = gdpa_gradient(up, qc, kc, vc, offsets, *_options(o))
         return tuple(g.to(q.dtype) for g in grads)
 
 
