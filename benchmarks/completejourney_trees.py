@@ -38,6 +38,7 @@ FEATURES: dict[str, tuple[str, ...]] = {  # set -> endings of the dense columns 
     "rates": (*COUNTS, "_weeks", "_recency", "_interval", "_ratio", "_rate"),
 }
 FREE_IDS = ("product", "manufacturer")  # so many values that trees only overfit
+WIDE_IDS = ("type", "category", "store")  # so do these once counts are given: validation AUC .8290 with, .8305 without
 CAMPAIGN_IDS = ("coupon", "campaign_type")  # of sends only
 BOOTSTRAP = 100
 
@@ -144,7 +145,8 @@ def main() -> None:
     for task in given.objective:
         for name in given.features:
             columns = [n for n in dense if n.endswith(FEATURES[name])]
-            found = fit(table, columns, categories, task, options) | {"parameters": options}
+            ids = [n for n in categories if not columns or n not in WIDE_IDS]
+            found = fit(table, columns, ids, task, options) | {"parameters": options}
             result["results"].setdefault(task, {})[name] = found
             result["environment"] = environment()
             given.out.parent.mkdir(parents=True, exist_ok=True)

@@ -142,7 +142,7 @@ def _variants() -> dict[str, Build]:
         found[f"jagged {mask} shared"] = lambda q, k, n, s, m=mask: _shared(q, k, s, **mask_options(m, n))
         found[f"hstu {mask}"] = lambda q, k, n, s, m=mask: hstu(q, k, s, **mask_options(m, n))
     for op in ("gdpa", "gdpa_ffn"):
-        for act in (*ops.ACTIVATIONS, MIXED):
+        for act in ("gelu", MIXED):  # each activation has tests of its own
             name = f"{op} {act if isinstance(act, str) else 'mixed'}"
             found[name] = lambda q, k, n, s, o=op, a=act: gdpa(q, n % 7, s, op=o, activation=a)
         found[f"{op} scales"] = lambda q, k, n, s, o=op: gdpa(q, 5, s, op=o, activation="silu", **SCALES)

@@ -38,7 +38,7 @@ def test_edges(variant: str, lengths: list[int]) -> None:
 
 
 @pytest.mark.parametrize("variant", [v for v in VARIANTS if not v.startswith("rote")])
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=5, deadline=None, derandomize=True)
 @given(pairs=SMALL, size=SIZES, seed=SEEDS)
 def test_many_small_tiles(variant: str, pairs: list[tuple[int, int]], size: int, seed: int) -> None:
     with small_tiles():
@@ -72,7 +72,7 @@ def test_a_broken_sequence_breaks_no_other(variant: str, backend: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
-    "variant", ["jagged causal", "jagged window", "block", "seed", "gdpa gelu", "gdpa_ffn relu", "hstu causal", "rote"]
+    "variant", ["jagged causal", "jagged window", "block", "seed", "gdpa gelu", "gdpa_ffn gelu", "hstu causal", "rote"]
 )
 def test_sixteen_bits_accumulate_in_float32(variant: str, dtype: torch.dtype) -> None:
     """A 16-bit call agrees with float64 arithmetic on the same values to the type's last places."""

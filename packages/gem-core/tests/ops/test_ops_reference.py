@@ -100,7 +100,9 @@ def stacked(parts: list[Tensor], like: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("name", FORMULAS)
 def test_activations(name: str) -> None:
-    z = torch.cat((torch.linspace(-4, 4, 63, dtype=torch.float64), torch.zeros(1, dtype=torch.float64))).requires_grad_()
+    z = torch.cat(
+        (torch.linspace(-4, 4, 63, dtype=torch.float64), torch.zeros(1, dtype=torch.float64))
+    ).requires_grad_()
     act, up = ops.ACTIVATIONS[name], values(3, 64)
     expected = FORMULAS[name](z)
     torch.testing.assert_close(act.value(z), expected, **CLOSE)
@@ -199,7 +201,9 @@ def test_gdpa_ffn_data_flow(lengths: list[int], hidden: int, seed: int) -> None:
 
     def formula(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         x = q.flatten(1)
-        lq = ((x - x.mean(1, keepdim=True)) / ((x - x.mean(1, keepdim=True)) ** 2).mean(1, keepdim=True).add(1e-5).sqrt()).view_as(q)
+        lq = (
+            (x - x.mean(1, keepdim=True)) / ((x - x.mean(1, keepdim=True)) ** 2).mean(1, keepdim=True).add(1e-5).sqrt()
+        ).view_as(q)
         inner = [activated(a, k[b], v[b], ("silu",) * HEADS) for b, a in enumerate(pieces(lq, lengths))]
         g = stacked(inner, lq) + lq
         return g / (g.square().mean((1, 2), keepdim=True) + 1e-5).sqrt() + q
