@@ -13,7 +13,7 @@ newest 64 purchases before the request, whose type, category, department and bra
 the ad's. It gets no product id: a trainable one overfits. Only in-store rows are used, objective `purchase`.
 
 Speed: both train one pass over the same rows (whole requests of the training split), each run in a process of its own,
-in turn; a run's time is from the call that starts training to its last step, loader and its worker process included.
+in turn; the time counts from the end of the third step, waits for the loader and its worker process included.
 Quality: learning rate and number of epochs are chosen on the validation split. State is kept in `--work` after each
 block of rows, so an interrupted `--quality` goes on where it was.
 """
@@ -30,6 +30,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,8 @@ HISTORY, WIDTH = 64, 16
 """Events of a history; width of every embedding."""
 BLOCK = 40_000
 """Rows of an NPZ file; state is saved after each."""
+WARM_UP = 3
+"""Steps of a timed pass that do not count: they start the worker process and load code."""
 LEARNING_RATES = (1e-3, 5e-4)
 EPOCHS = 2
 
@@ -181,9 +184,9 @@ def feature_map(schema: Schema, folder: Path) -> Any:
 
 
 class Din(DIN):  # type: ignore[misc]  # FuxiCTR has no annotations
-    """FuxiCTR's DIN fed from flat columns; `end` is the moment of the last step of `fit`."""
+    """FuxiCTR's DIN fed from flat columns; `steps` are the moments of the steps of the last `fit`."""
 
-    end: Clock
+    steps: list[Clock]
 
     def __init__(self, features: Any, folder: Path, learning_rate: float) -> None:
         super().__init__(
@@ -197,6 +200,13 @@ class Din(DIN):  # type: ignore[misc]  # FuxiCTR has no annotations
             verbose=0,
         )
         Path(self.model_dir).mkdir(parents=True, exist_ok=True)
+        self.steps = []
+
+    def train_step(self, batch_data: dict[str, Tensor]) -> Tensor:
+        """FuxiCTR's step, and a look at the clock."""
+        loss: Tensor = super().train_step(batch_data)
+        self.steps.append(Clock())
+        return loss
 
     def get_inputs(self, inputs: dict[str, Tensor], feature_source: None = None) -> tuple[Any, Any, Tensor]:
         """Features of the row, those of history and ad (the ad last), and the history's mask."""
@@ -212,8 +222,7 @@ class Din(DIN):  # type: ignore[misc]  # FuxiCTR has no annotations
         return labels
 
     def eval_step(self) -> None:
-        """What `fit` does after the last step: here, look at the clock and keep the weights as they are."""
-        self.end = Clock()
+        """What `fit` does after the last step, to choose the best weights: here, keep them as they are."""
         self.save_weights(self.checkpoint)
 
 
@@ -242,30 +251,31 @@ def _processor(who: int) -> float:
 
 
 class Steps(Callback):
-    """Notes when training starts and when its last step so far ended."""
+    """Notes when each step ends."""
 
-    def on_start(self, trainer: Any) -> None:
-        """Before the loader starts."""
-        self.start = Clock()
+    def __init__(self) -> None:
+        self.steps: list[Clock] = []
 
     def on_step(self, trainer: Any, step: int) -> None:
         """After each step."""
-        self.end = Clock()
+        self.steps.append(Clock())
 
 
-def figures(start: Clock, end: Clock, rows: int) -> dict[str, float]:
-    """Of one pass; processor time includes the worker process, which ended after the last step and before now."""
-    processor = end.processor - start.processor + Clock().workers - start.workers
+def figures(steps: list[Clock], rows: int, warm_up_rows: int) -> dict[str, float]:
+    """Of one pass without its first steps; the worker process, which has ended by now, counts in proportion."""
+    start, end = steps[WARM_UP - 1], steps[-1]
+    counted = rows - warm_up_rows
+    processor = end.processor - start.processor + (Clock().workers - start.workers) * counted / rows
     return {
-        "rows": rows,
+        "rows": counted,
         "seconds": round(end.wall - start.wall, 2),
-        "rows_per_s": round(rows / (end.wall - start.wall), 1),
+        "rows_per_s": round(counted / (end.wall - start.wall), 1),
         "processor_seconds": round(processor, 2),
-        "rows_per_processor_s": round(rows / processor, 1),
+        "rows_per_processor_s": round(counted / processor, 1),
     }
 
 
-def time_fuxictr(work: Path, rows: Path, folder: Path, given: argparse.Namespace) -> dict[str, float]:
+def time_fuxictr(work: Path, folder: Path, given: argparse.Namespace) -> dict[str, float]:
     """One pass of DIN's own trainer."""
     torch.set_num_threads(given.threads)
     schema = Schema.load(work / "sample-schema.json")
@@ -273,12 +283,11 @@ def time_fuxictr(work: Path, rows: Path, folder: Path, given: argparse.Namespace
     seed_everything(0)
     model = Din(features, work / "fuxictr", LEARNING_RATES[0])
     data = loader(features, work / "sample" / "train-000.npz", given.batch_rows, shuffle=True)
-    start = Clock()
     model.fit(data, epochs=1)
-    return figures(start, model.end, data.num_samples)
+    return figures(model.steps, data.num_samples, WARM_UP * given.batch_rows)
 
 
-def time_gem(work: Path, rows: Path, folder: Path, given: argparse.Namespace) -> dict[str, float]:
+def time_gem(work: Path, folder: Path, given: argparse.Namespace) -> dict[str, float]:
     """One pass of the recipe over the same rows."""
     recipe = load(given.recipe, given.set)
     value = recipe.dump()
@@ -288,7 +297,7 @@ def time_gem(work: Path, rows: Path, folder: Path, given: argparse.Namespace) ->
     schema = schema.model_copy(update={"events": schema.events | cut})
     value["output"] = str(work / "gem")
     value["data"]["schema"] = schema.model_dump(mode="json", exclude_defaults=True)
-    value["data"]["reader"] = {"name": "parquet", **log_options(folder, rows, tuple(schema.events))}
+    value["data"]["reader"] = {"name": "parquet", **log_options(folder, work / "sample.parquet", tuple(schema.events))}
     value["trainer"] |= {"epochs": 1, "max_steps": None, "threads": given.threads, "early_stop": None}
     value["trainer"] |= {"evaluate_every": None, "checkpoint_every": None}
     value["trackers"] = []
@@ -296,7 +305,9 @@ def time_gem(work: Path, rows: Path, folder: Path, given: argparse.Namespace) ->
     steps = Steps()
     trainer.callbacks.append(steps)
     trainer.run("never")
-    return figures(steps.start, steps.end, trainer.parts.schema.require_fitted().rows)
+    first = islice(trainer.parts.reader.iterate("train", batch_rows=recipe.data.batch_rows), WARM_UP)
+    rows = trainer.parts.schema.require_fitted().rows
+    return figures(steps.steps, rows, sum(batch.rows for batch in first))
 
 
 SIDES = {"fuxictr": time_fuxictr, "gem": time_gem}
@@ -316,7 +327,7 @@ def speed(given: argparse.Namespace, work: Path, folder: Path) -> dict[str, Any]
             done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
             runs[side].append(json.loads(done.stdout.splitlines()[-1]))
             print(f"run {i} {side}: {runs[side][-1]}", flush=True)
-    out: dict[str, Any] = {"rows": count, "threads": given.threads, "fuxictr_batch_rows": given.batch_rows}
+    out: dict[str, Any] = {"sample_rows": count, "threads": given.threads, "fuxictr_batch_rows": given.batch_rows}
     out |= {"gem_recipe": given.recipe.name, "gem_overrides": given.set, "runs": runs}
     for measure in ("rows_per_s", "rows_per_processor_s"):
         medians = {side: statistics.median(run[measure] for run in runs[side]) for side in SIDES}
@@ -343,13 +354,13 @@ def train(work: Path, features: Any, rate: float, epochs: int, given: argparse.N
         seed_everything(done)
         data = loader(features, blocks[done % len(blocks)], given.batch_rows, shuffle=True)
         model._eval_steps = len(data)  # blocks differ in length, and `fit` keeps the first one's
-        start = Clock()
+        started = time.perf_counter()
         model.fit(data, epochs=1)
         done += 1
         new = state.with_suffix(".new")
         torch.save({"model": model.state_dict(), "optimizer": model.optimizer.state_dict(), "done": done}, new)
         new.replace(state)
-        print(f"lr {rate:g}: block {done} of {EPOCHS * len(blocks)}, {model.end.wall - start.wall:.0f} s", flush=True)
+        print(f"lr {rate:g}: block {done} of {EPOCHS * len(blocks)}, {time.perf_counter() - started:.0f} s", flush=True)
     return model
 
 
@@ -427,7 +438,7 @@ def main() -> None:
     folder = given.log or CompleteJourneyReader(CompleteJourneyReader.Config()).folder
     given.work.mkdir(parents=True, exist_ok=True)
     if given.side:
-        print(json.dumps(SIDES[given.side](given.work, given.work / "sample.parquet", folder, given)))
+        print(json.dumps(SIDES[given.side](given.work, folder, given)))
         return
     mode = quality if given.quality else speed
     result = mode(given, given.work, folder)

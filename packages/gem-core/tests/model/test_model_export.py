@@ -30,7 +30,9 @@ class Lookups(nn.Module):
     def __init__(self, tables: list[Table], state: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.of = {feature: table.name for table in tables for feature in table.features}
-        self.weights = nn.ParameterDict({t.name: nn.Parameter(state[f"tables.{t.name}.weight"].clone()) for t in tables})
+        self.weights = nn.ParameterDict(
+            {t.name: nn.Parameter(state[f"tables.{t.name}.weight"].clone()) for t in tables}
+        )
 
     def lookup(self, ids: Mapping[str, Tensor | Jagged]) -> dict[str, Tensor]:
         out = {}

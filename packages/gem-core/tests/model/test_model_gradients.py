@@ -126,7 +126,7 @@ def test_baselines(name: str, options: dict[str, Any]) -> None:
     assert_all_get_gradients(name, make_schema(), **options)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=12, deadline=None, derandomize=True)
 @given(st.data())
 def test_any_combination_of_switches(data: st.DataObject) -> None:
     draw = data.draw

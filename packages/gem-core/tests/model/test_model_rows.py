@@ -40,7 +40,7 @@ def build(name: str, schema: Any = None) -> torch.nn.Module:
 
 
 @each_model
-@settings(max_examples=5, deadline=None, derandomize=True)
+@settings(max_examples=3, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_a_batch_equals_its_rows_one_by_one(name: str, data: st.DataObject) -> None:
     requests = data.draw(st.integers(1, 4))

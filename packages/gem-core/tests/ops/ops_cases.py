@@ -66,7 +66,12 @@ class Case:
     arguments: Callable[[list[Tensor]], tuple]
 
 
-def case(op: str, dtype: torch.dtype = torch.float32, lengths: Sequence[int] = (3, 0, 5, 1), keys: Sequence[int] = (4, 2, 0, 6)) -> Case:
+def case(
+    op: str,
+    dtype: torch.dtype = torch.float32,
+    lengths: Sequence[int] = (3, 0, 5, 1),
+    keys: Sequence[int] = (4, 2, 0, 6),
+) -> Case:
     """A small call of any op."""
     torch.manual_seed(0)
     rows, cols, heads, width = sum(lengths), sum(keys), 2, 4

@@ -26,7 +26,7 @@ class Doubling:
         return (q * 2,)
 
     def backward(self, saved, grad, **options):
-        q, k, v, _ = saved.inputs
+        _q, k, v, _ = saved.inputs
         return grad * 2, torch.zeros_like(k), torch.zeros_like(v)
 
 
@@ -64,9 +64,11 @@ def test_a_forced_backend(doubling, monkeypatch):
     assert torch.equal(made.call(*made.inputs), wanted)
     ops.set_backends({})
     doubling.reason = "q is too green"
-    with pytest.raises(ConfigError, match='gdpa: backend "doubling" is forced but cannot run this call: q is too green'):
-        with ops.use_backend({"gdpa": "doubling"}):
-            made.call(*made.inputs)
+    with (
+        pytest.raises(ConfigError, match='gdpa: backend "doubling" is forced but cannot run this call: q is too green'),
+        ops.use_backend({"gdpa": "doubling"}),
+    ):
+        made.call(*made.inputs)
 
 
 def test_a_backward_follows_its_forward():
@@ -89,7 +91,9 @@ def test_a_backward_follows_its_forward():
 
 
 def test_messages_about_backends(monkeypatch):
-    with pytest.raises(ConfigError, match=r'attention backend "triton" is not installed: pip install gem-kernels\[triton\]'):
+    with pytest.raises(
+        ConfigError, match=r'attention backend "triton" is not installed: pip install gem-kernels\[triton\]'
+    ):
         ops.set_backends({"jagged_attention": "triton"})
     with pytest.raises(ConfigError, match=r'gdpa backend "mine" is not installed \(op gdpa has: ragged, reference\)'):
         ops.set_backends({"gdpa": "mine"})
@@ -109,7 +113,10 @@ def test_a_lazy_backend_that_cannot_be_imported():
     ops.register_backend("gdpa", "broken", "package_that_is_not_there.ops:Gdpa", priority=50)
     try:
         assert made.call(*made.inputs).shape == made.inputs[0].shape  # skipped
-        with ops.use_backend({"gdpa": "broken"}), pytest.raises(ConfigError, match='gdpa: backend "broken".*No module named'):
+        with (
+            ops.use_backend({"gdpa": "broken"}),
+            pytest.raises(ConfigError, match=r'gdpa: backend "broken".*No module named'),
+        ):
             made.call(*made.inputs)
     finally:
         ops.unregister_backend("gdpa", "broken")
@@ -136,20 +143,30 @@ WRONG = {
     r"k: expected shape \(4, F, 2, 4\), found \(4, 5, 2, 3\)": lambda: ops.gdpa(Q, K[..., :3], K, O, 9),
     "offsets: expected torch.int64, found torch.int32": lambda: ops.gdpa(Q, K, K, O.int(), 9),
     r"offsets: expected shape \(B \+ 1\), found \(0,\)": lambda: ops.gdpa(Q, K, K, O[:0], 9),
-    r"offsets: expected the first to be 0 and the last 9 \(the rows\), found 0 and 8": lambda: ops.gdpa(Q, K, K, O.clamp(max=8), 9),
-    "offsets: expected offsets that never fall, found a step of -2 at 1": lambda: ops.gdpa(Q, K, K, torch.tensor([0, 3, 1, 8, 9]), 9),
+    r"offsets: expected the first to be 0 and the last 9 \(the rows\), found 0 and 8": lambda: ops.gdpa(
+        Q, K, K, O.clamp(max=8), 9
+    ),
+    "offsets: expected offsets that never fall, found a step of -2 at 1": lambda: ops.gdpa(
+        Q, K, K, torch.tensor([0, 3, 1, 8, 9]), 9
+    ),
     "sequence 2 has length 5, above the declared maximum 4": lambda: ops.gdpa(Q, K, K, O, 4),
-    "k_offsets: expected 5 offsets as q_offsets": lambda: ops.jagged_attention(Q, E9, E9, O, torch.tensor([0, 9]), 9, 9),
+    "k_offsets: expected 5 offsets as q_offsets": lambda: ops.jagged_attention(
+        Q, E9, E9, O, torch.tensor([0, 9]), 9, 9
+    ),
     r"k_index: expected numbers in \[0, 1\), found 0 to 2": lambda: ops.jagged_attention(
         Q, E9, E9, O, torch.tensor([0, 9]), 9, 9, k_index=torch.tensor([0, 2, 0, 0])
     ),
     r"k_index: expected shape \(4\), found \(3,\)": lambda: ops.jagged_attention(
         Q, E9, E9, O, torch.tensor([0, 9]), 9, 9, k_index=torch.zeros(3, dtype=torch.int64)
     ),
-    "hstu_attention: k_offsets: expected 5 offsets": lambda: ops.hstu_attention(Q, E9, E9, O, torch.tensor([0, 9]), 9, 9),
+    "hstu_attention: k_offsets: expected 5 offsets": lambda: ops.hstu_attention(
+        Q, E9, E9, O, torch.tensor([0, 9]), 9, 9
+    ),
     r"block_attention: k: expected shape \(9, 2, 4\)": lambda: ops.block_attention(Q, E9[:8], E9, O, 9),
     r"seed_attention: v: expected shape \(9, 2, 4\)": lambda: ops.seed_attention(Q[:2], E9, E9[:8], O, 9),
-    "rote: gaps: expected seconds >= 0": lambda: ops.rote(Q, torch.zeros(9).long(), torch.zeros(9).long() - 1, torch.zeros(2)),
+    "rote: gaps: expected seconds >= 0": lambda: ops.rote(
+        Q, torch.zeros(9).long(), torch.zeros(9).long() - 1, torch.zeros(2)
+    ),
     "rote: x: expected an even head width, found 3": lambda: ops.rote(
         Q[..., :3], torch.zeros(9).long(), torch.zeros(9).long(), torch.zeros(1)
     ),
@@ -165,10 +182,16 @@ def test_wrong_tensors_are_refused_with_the_place(message):
 @pytest.mark.parametrize(
     ("message", "call"),
     [
-        ('mask: expected one of none, causal.*found "band"', lambda: ops.jagged_attention(Q, E9, E9, O, O, 9, 9, mask="band")),
+        (
+            'mask: expected one of none, causal.*found "band"',
+            lambda: ops.jagged_attention(Q, E9, E9, O, O, 9, 9, mask="band"),
+        ),
         ('window: only mask="window" takes it', lambda: ops.jagged_attention(Q, E9, E9, O, O, 9, 9, window=3)),
         ("needs a positive number, found 0", lambda: ops.jagged_attention(Q, E9, E9, O, O, 9, 9, mask="block")),
-        ("window: expected a number >= 0", lambda: ops.jagged_attention(Q, E9, E9, O, O, 9, 9, mask="window", window=-1)),
+        (
+            "window: expected a number >= 0",
+            lambda: ops.jagged_attention(Q, E9, E9, O, O, 9, 9, mask="window", window=-1),
+        ),
         ("0 <= shift < block", lambda: ops.block_attention(Q, E9, E9, O, 9, shift=64)),
         ('activation: unknown "gelo"; did you mean "gelu"', lambda: ops.gdpa(Q, K, K, O, 9, activation="gelo")),
         (r"one per head \(2\), found 3", lambda: ops.gdpa(Q, K, K, O, 9, activation=("gelu", "gelu", "relu"))),

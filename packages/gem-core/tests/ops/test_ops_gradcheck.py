@@ -18,16 +18,22 @@ def leaves(inputs):
 def test_gradcheck(op, backend):
     made = case(op, torch.float64)
     with ops.use_backend({"all": backend}):
-        assert torch.autograd.gradcheck(made.call, leaves(made.inputs))
+        assert torch.autograd.gradcheck(made.call, leaves(made.inputs), fast_mode=True)
 
 
-@pytest.mark.parametrize("mask", [m for m in MASKS if max([0, *(v for v in m.values() if isinstance(v, int))]) < 10], ids=str)
+@pytest.mark.parametrize(
+    "mask", [m for m in MASKS if max([0, *(v for v in m.values() if isinstance(v, int))]) < 10], ids=str
+)
 @pytest.mark.parametrize("function", [ops.jagged_attention, ops.hstu_attention])
 def test_gradcheck_of_masks(function, mask):
-    made, q_offsets, k_offsets = case("jagged_attention", torch.float64), offsets_of([3, 0, 5, 1]), offsets_of([4, 2, 0, 6])
+    made, q_offsets, k_offsets = (
+        case("jagged_attention", torch.float64),
+        offsets_of([3, 0, 5, 1]),
+        offsets_of([4, 2, 0, 6]),
+    )
     with ops.use_backend({"all": "reference"}):
         assert torch.autograd.gradcheck(
-            lambda q, k, v: function(q, k, v, q_offsets, k_offsets, 9, 9, **mask), leaves(made.inputs)
+            lambda q, k, v: function(q, k, v, q_offsets, k_offsets, 9, 9, **mask), leaves(made.inputs), fast_mode=True
         )
 
 
@@ -39,6 +45,7 @@ def test_gradcheck_of_activations(function, activation):
         assert torch.autograd.gradcheck(
             lambda q, k, v: function(q, k, v, offsets, 9, activation=activation, scale_inside=0.3, scale_outside=2.0),
             leaves(made.inputs),
+            fast_mode=True,
         )
 
 

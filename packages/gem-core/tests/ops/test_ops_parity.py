@@ -11,10 +11,13 @@ from ops_cases import MASKS, agree, offsets_of, poisoned
 from gem_core import ops
 
 quick = settings(
-    max_examples=12, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=8,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 length = st.one_of(st.integers(0, 3), st.integers(0, 70), st.just(150))
-batches = st.lists(st.tuples(length, length), max_size=6)
+batches = st.lists(st.tuples(length, length), max_size=5)
 heads = st.sampled_from([(1, 4), (2, 8), (4, 16)])
 
 
@@ -40,7 +43,12 @@ def test_jagged_attention(mask, batch, head, monkeypatch):
 
 @pytest.mark.parametrize("mask", MASKS[:4], ids=str)
 @quick
-@given(batch=batches, head=heads, reads=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 40)), max_size=8), ordered=st.booleans())
+@given(
+    batch=batches,
+    head=heads,
+    reads=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 40)), max_size=8),
+    ordered=st.booleans(),
+)
 def test_shared_keys(mask, batch, head, reads, ordered):
     """Sequences that read shared keys equal sequences that each have a copy; gradients of the keys add up."""
     _, k, v, _, k_offsets = self_and_cross(batch, head)
@@ -49,11 +57,15 @@ def test_shared_keys(mask, batch, head, reads, ordered):
     index = torch.tensor([b for b, _ in reads], dtype=torch.int64)
     q_offsets = offsets_of([n for _, n in reads])
     q = values(int(q_offsets[-1]), head, 3)
-    agree(lambda q, k, v: ops.jagged_attention(q, k, v, q_offsets, k_offsets, 150, 150, k_index=index, **mask), [q, k, v])
+    agree(
+        lambda q, k, v: ops.jagged_attention(q, k, v, q_offsets, k_offsets, 150, 150, k_index=index, **mask), [q, k, v]
+    )
 
     def copied(q, k, v):
         keys, offsets = ops.gather_segments(k, k_offsets, index)
-        return ops.jagged_attention(q, keys, ops.gather_segments(v, k_offsets, index)[0], q_offsets, offsets, 150, 150, **mask)
+        return ops.jagged_attention(
+            q, keys, ops.gather_segments(v, k_offsets, index)[0], q_offsets, offsets, 150, 150, **mask
+        )
 
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     shared = ops.jagged_attention(*leaves, q_offsets, k_offsets, 150, 150, k_index=index, **mask)
@@ -68,7 +80,10 @@ def test_shared_keys(mask, batch, head, reads, ordered):
 @given(batch=batches, head=heads)
 def test_block_attention(block, shift, batch, head):
     _, k, v, _, offsets = self_and_cross(batch, head)
-    agree(lambda q, k, v: ops.block_attention(q, k, v, offsets, 150, block=block, shift=shift), [values(len(k), head, 4), k, v])
+    agree(
+        lambda q, k, v: ops.block_attention(q, k, v, offsets, 150, block=block, shift=shift),
+        [values(len(k), head, 4), k, v],
+    )
 
 
 @quick

@@ -49,7 +49,7 @@ class Size:
 
 FULL = Size(None, (), TreeOptions(learning_rate=0.05, leaves=63, trees=500, patience=30))
 QUICK = Size(
-    150,
+    100,
     ("trainer.epochs=1", "trainer.log_every=5", "trainer.evaluate_every=10", "optimizer.warmup_steps=5"),
     TreeOptions(learning_rate=0.1, leaves=31, trees=100, patience=15),
 )

@@ -6,7 +6,6 @@ This package imports torch and the standard library only.
 """
 
 import gem_core.ops.flops  # noqa: F401 - registers the formulas of torch.utils.flop_counter
-from gem_core.ops import flops as _flops  # registers the formulas
 from gem_core.ops.activations import ACTIVATIONS
 from gem_core.ops.dispatch import (
     OpBackend,

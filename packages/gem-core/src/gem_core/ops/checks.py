@@ -23,7 +23,9 @@ def values(op: str, like: Tensor, **tensors: Tensor) -> None:
 
 def shape(op: str, name: str, tensor: Tensor, *expected: int | str) -> None:
     """The shape is `expected`, where a word stands for any size."""
-    fits = tensor.dim() == len(expected) and all(isinstance(e, str) or e == n for e, n in zip(expected, tensor.shape, strict=True))
+    fits = tensor.dim() == len(expected) and all(
+        isinstance(e, str) or e == n for e, n in zip(expected, tensor.shape, strict=True)
+    )
     if not fits:
         wanted = ", ".join(str(e) for e in expected)
         raise DataError(f"{op}: {name}: expected shape ({wanted}), found {tuple(tensor.shape)}")
@@ -41,13 +43,17 @@ def offsets(op: str, name: str, tensor: Tensor, rows: int, max_length: int, like
         return
     first, last = int(tensor[0]), int(tensor[-1])
     if first != 0 or last != rows:
-        raise DataError(f"{op}: {name}: expected the first to be 0 and the last {rows} (the rows), found {first} and {last}")
+        raise DataError(
+            f"{op}: {name}: expected the first to be 0 and the last {rows} (the rows), found {first} and {last}"
+        )
     if tensor.numel() == 1:
         return
     lengths = tensor.diff()
     low, high = (int(t) for t in torch.aminmax(lengths))
     if low < 0:
-        raise DataError(f"{op}: {name}: expected offsets that never fall, found a step of {low} at {int(lengths.argmin())}")
+        raise DataError(
+            f"{op}: {name}: expected offsets that never fall, found a step of {low} at {int(lengths.argmin())}"
+        )
     if high > max_length:
         raise DataError(
             f"{op}: {name}: sequence {int(lengths.argmax())} has length {high}, above the declared maximum {max_length}"

@@ -19,7 +19,11 @@ from torch import Tensor
 from gem_core.errors import ConfigError, nearest
 
 ENVIRONMENT = "GEM_OPS_BACKEND"
-PACKAGES = {"triton": "gem-kernels[triton]", "cpu": "gem-kernels", "mx": "gem-kernels"}  # who gives a backend that is missing
+PACKAGES = {
+    "triton": "gem-kernels[triton]",
+    "cpu": "gem-kernels",
+    "mx": "gem-kernels",
+}  # who gives a backend that is missing
 
 Tensors = tuple[Tensor | None, ...]
 
@@ -80,7 +84,9 @@ def register_backend(op: str, name: str, backend: OpBackend | str, priority: int
     """
     entries = _op(op)
     if name in entries:
-        raise ConfigError(f'backend "{name}" of op {op} is registered twice: by {entries[name].target} and by {backend}')
+        raise ConfigError(
+            f'backend "{name}" of op {op} is registered twice: by {entries[name].target} and by {backend}'
+        )
     entries[name] = _Entry(backend, priority)
     _backends[op] = dict(sorted(entries.items(), key=lambda item: -item[1].priority))
 
@@ -175,7 +181,14 @@ class Op:
     """
 
     def __init__(
-        self, name: str, schema: str, *, outputs: int, grads: tuple[str, ...], check: Callable[..., None], fake: Callable[..., tuple[Tensor, ...]]
+        self,
+        name: str,
+        schema: str,
+        *,
+        outputs: int,
+        grads: tuple[str, ...],
+        check: Callable[..., None],
+        fake: Callable[..., tuple[Tensor, ...]],
     ) -> None:
         self.name, self.grads, self.check, self.fake = name, grads, check, fake
         arguments = torch._C.parse_schema(f"{name}({schema}) -> ()").arguments

@@ -27,7 +27,9 @@ def _masked(q: Tensor, q_sizes: Tensor, k_sizes: Tensor, mask: str, size: int, s
     return attention(sum(pairs(mask, size, shift, a, b) for a, b in found), q.shape[1], q.shape[2])
 
 
-def _jagged(q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor, k_offsets: Tensor, k_index: Tensor | None, *o: Any) -> int:
+def _jagged(
+    q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor, k_offsets: Tensor, k_index: Tensor | None, *o: Any
+) -> int:
     k_sizes = k_offsets.diff() if k_index is None else k_offsets.diff()[k_index]
     return _masked(q, q_offsets.diff(), k_sizes, o[2], o[3])
 
@@ -51,8 +53,17 @@ def _gdpa(q: Tensor, k: Tensor, *o: Any) -> int:
 def _register(op: Op, formula: Callable[..., int]) -> None:
     skip = 1 + op.outputs  # a backward's first arguments: the gradient and what was saved
     register_flop_formula(op.forward.overloadpacket, get_raw=True)(lambda *a, out_val=None, **_: formula(*a))
-    register_flop_formula(op.backward.overloadpacket, get_raw=True)(lambda *a, out_val=None, **_: 2 * formula(*a[skip:]))
+    register_flop_formula(op.backward.overloadpacket, get_raw=True)(
+        lambda *a, out_val=None, **_: 2 * formula(*a[skip:])
+    )
 
 
-for _op, _formula in ((jagged_op, _jagged), (hstu_op, _hstu), (block_op, _block), (seed_op, _seed), (gdpa_op, _gdpa), (ffn_op, _gdpa)):
+for _op, _formula in (
+    (jagged_op, _jagged),
+    (hstu_op, _hstu),
+    (block_op, _block),
+    (seed_op, _seed),
+    (gdpa_op, _gdpa),
+    (ffn_op, _gdpa),
+):
     _register(_op, _formula)

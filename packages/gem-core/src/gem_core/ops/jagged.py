@@ -44,8 +44,9 @@ def gather_segments(values: Tensor, offsets: Tensor, index: Tensor) -> tuple[Ten
     """
     size = offsets.diff()[index]
     out = torch.cat((offsets.new_zeros(1), size.cumsum(0)))
-    total = int(out[-1])
-    torch._check(total >= 0)  # for torch.export, to which it is any number
+    # Not int(), and with a check: torch.export would keep this batch's number, or not know that it is a size.
+    total: int = out[-1].item()  # type: ignore[assignment]
+    torch._check(total >= 0)
     start = torch.repeat_interleave(offsets[index] - out[:-1], size, output_size=total)
     rows = start + torch.arange(total, device=offsets.device)
     return values.index_select(0, rows), out

@@ -92,7 +92,9 @@ def gdpa_ffn(
     return ffn_op(q, k, v, offsets, max_length, encode(activation, q.shape[1]), scale_inside, scale_outside)
 
 
-def _check_hstu(q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor, k_offsets: Tensor, max_q: int, max_k: int, *_: object) -> None:
+def _check_hstu(
+    q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor, k_offsets: Tensor, max_q: int, max_k: int, *_: object
+) -> None:
     checks.values(HSTU, q, q=q, k=k, v=v)
     checks.shape(HSTU, "q", q, "sum Tq", "H", "d")
     checks.shape(HSTU, "k", k, "sum Tk", *q.shape[1:])

@@ -36,7 +36,9 @@ rote_op = Op(
 )
 
 
-def rote(x: Tensor, positions: Tensor, gaps: Tensor, phi: Tensor, *, base: float = 10000.0, time_scale: float = 3600.0) -> Tensor:
+def rote(
+    x: Tensor, positions: Tensor, gaps: Tensor, phi: Tensor, *, base: float = 10000.0, time_scale: float = 3600.0
+) -> Tensor:
     """Rotate each pair (2i, 2i + 1) of x by positions * theta_i + log1p(gaps / time_scale) * phi_i, theta_i = base^(-2i / d).
 
     x (N, H, d), d even; positions (N,) int64, within each sequence; gaps (N,) int64, seconds from the event to the request, >= 0;

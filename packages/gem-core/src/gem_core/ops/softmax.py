@@ -25,7 +25,15 @@ def statistic(q: Tensor, *shape: int) -> Tensor:
 
 
 def _check_jagged(
-    q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor, k_offsets: Tensor, k_index: Tensor | None, max_q: int, max_k: int, *_: object
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_offsets: Tensor,
+    k_offsets: Tensor,
+    k_index: Tensor | None,
+    max_q: int,
+    max_k: int,
+    *_: object,
 ) -> None:
     checks.values(JAGGED, q, q=q, k=k, v=v)
     checks.shape(JAGGED, "q", q, "sum Tq", "H", "d")
@@ -150,7 +158,9 @@ seed_op = Op(
 )
 
 
-def seed_attention(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, max_length: int, *, scale: float | None = None) -> Tensor:
+def seed_attention(
+    q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, max_length: int, *, scale: float | None = None
+) -> Tensor:
     """One set of queries, shared by the batch, attends to every sequence's keys; a sequence without keys gives 0.
 
     q (S, H, d); k, v (sum T, H, d). Returns (B, S, H, d). The gradient of the seeds is summed over the batch.

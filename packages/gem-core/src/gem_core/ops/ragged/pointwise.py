@@ -107,7 +107,9 @@ def _options(o: dict[str, Any]) -> tuple[str, float, float]:
 
 def _gdpa_work(offsets: Tensor, k: Tensor) -> list[Run]:
     a, hidden = offsets.tolist(), k.shape[1]
-    return [Run(q, end - q, b * hidden, hidden) for b, (q, end) in enumerate(itertools.pairwise(a)) if end > q and hidden]
+    return [
+        Run(q, end - q, b * hidden, hidden) for b, (q, end) in enumerate(itertools.pairwise(a)) if end > q and hidden
+    ]
 
 
 class RaggedGdpa:

@@ -50,7 +50,13 @@ def spans(q_offsets: Tensor, k_offsets: Tensor, k_index: Tensor | None, *, merge
 
 def runs(mask: str, size: int, shift: int, work: Iterable[Span]) -> list[Run]:
     """The rectangles of all sequences; none is empty, and every query row is in one rectangle at most."""
-    return [run for span in work if span[1] and span[3] for run in _CUTS[mask](size, shift, *span) if run.n_q > 0 and run.n_k > 0]
+    return [
+        run
+        for span in work
+        if span[1] and span[3]
+        for run in _CUTS[mask](size, shift, *span)
+        if run.n_q > 0 and run.n_k > 0
+    ]
 
 
 def _whole(size: int, shift: int, q: int, n_q: int, k: int, n_k: int) -> Iterator[Run]:
@@ -75,7 +81,9 @@ def _window(size: int, shift: int, q: int, n_q: int, k: int, n_k: int) -> Iterat
     step = max(CHUNK, size)
     for a in range(0, n_q, step):
         left = min(a, size)
-        yield Run(q + a, min(step, n_q - a), k + a - left, min(n_k, a + step + size) - (a - left), Band(left, -size, size))
+        yield Run(
+            q + a, min(step, n_q - a), k + a - left, min(n_k, a + step + size) - (a - left), Band(left, -size, size)
+        )
 
 
 def _prefix(size: int, shift: int, q: int, n_q: int, k: int, n_k: int) -> Iterator[Run]:

@@ -143,6 +143,9 @@ def tiles(work: list[Run], heads: int) -> Iterator[Tile]:
     groups: list[list[Run]] = []
     rows = 0
     for group in (group for units in small.values() for group in _groups(units, heads)):
+        if len(group) == 1:
+            yield Solo(group[0])
+            continue
         groups.append(group)
         rows += sum(max(unit.n_q, unit.n_k) for unit in group)
         if rows >= PACK:

@@ -16,7 +16,9 @@ from gem_core.ops.reference.precision import accumulate
 EPS = 1e-5
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, activation: str, inside: float, outside: float) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, activation: str, inside: float, outside: float
+) -> Tensor:
     """outside * act(inside * q k^T) v of one sequence, q (n, H, d), k and v (m, H, d); masked scores are zeroed first."""
     return torch.einsum("hij,jhd->ihd", apply(activation, _scores(q, k, mask, inside), q.shape[1]), v) * outside
 

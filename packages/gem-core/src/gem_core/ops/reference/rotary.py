@@ -27,7 +27,9 @@ class RoteReference:
         x, positions, gaps, phi = saved.inputs
         gc, y = accumulate(grad, saved.outputs[0])
         turn, log_gap = angles(gc, positions, gaps, phi, **o)
-        d_turn = (gc[..., 1::2] * y[..., 0::2] - gc[..., 0::2] * y[..., 1::2]).sum(1)  # d y / d angle: y turned by 90 degrees
+        d_turn = (gc[..., 1::2] * y[..., 0::2] - gc[..., 0::2] * y[..., 1::2]).sum(
+            1
+        )  # d y / d angle: y turned by 90 degrees
         return _rotate(gc, -turn).to(x.dtype), (d_turn * log_gap[:, None]).sum(0).to(phi.dtype)
 
 

@@ -120,7 +120,9 @@ class SeedReference:
         gc, qc, kc, vc = accumulate(grad, q, k, v)
         dq, dk, dv = torch.zeros_like(qc), torch.zeros_like(kc), torch.zeros_like(vc)
         for b, keys in enumerate(_keys(offsets)):
-            a, dk[keys], dv[keys] = attend_gradient(gc[b], qc, kc[keys], vc[keys], lse[b], _everything(q, keys), o["scale"])
+            a, dk[keys], dv[keys] = attend_gradient(
+                gc[b], qc, kc[keys], vc[keys], lse[b], _everything(q, keys), o["scale"]
+            )
             dq += a
         return dq.to(q.dtype), dk.to(q.dtype), dv.to(q.dtype)
 
