@@ -75,6 +75,17 @@ def test_another_recipe_in_the_same_folder_starts_over(tmp_path: Path, capsys: p
     assert "already trained" not in capsys.readouterr().out
 
 
+def test_runs_on_another_log_are_forgotten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    demo.forget_other_log(tmp_path / "out", "one")
+    (tmp_path / "out" / "din").mkdir()
+    demo.forget_other_log(tmp_path / "out", "one")
+    assert (tmp_path / "out" / "din").exists() and not capsys.readouterr().out
+    demo.forget_other_log(tmp_path / "out", "two")
+    assert not (tmp_path / "out" / "din").exists() and "start over" in capsys.readouterr().out
+    demo.forget_other_log(tmp_path / "out", "two")
+    assert not capsys.readouterr().out
+
+
 def test_a_folder_is_done_by_its_own_recipe_and_a_whole_result(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "run", {"name": "x", "seed": 1})
     assert not folder.done() and not folder.same()

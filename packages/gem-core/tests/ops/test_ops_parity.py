@@ -125,7 +125,7 @@ def test_rote(batch, head):
     agree(lambda x, phi: ops.rote(x, positions, gaps, phi), [x, torch.rand(head[1] // 2)])
 
 
-@pytest.mark.parametrize("lengths", [[700, 3, 0, 1, 130, 2], [65] * 9, [31, 33, 32, 64, 63], [2] * 200])
+@pytest.mark.parametrize("lengths", [[700, 3, 0, 1, 130, 2], [65] * 4, [31, 33, 32, 64, 63], [2] * 50])
 def test_one_very_long_among_short_and_equal_lengths(lengths):
     head, offsets = (2, 8), offsets_of(lengths)
     q, k, v = (values(sum(lengths), head, s) for s in range(3))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -63,6 +64,7 @@ def run(size: Size, out: Path) -> list[Run]:
     heading("1. The log")
     explain_log()
     manifest = prepare_log(data.reader.options.get("households"))
+    forget_other_log(out, manifest["options"]["hash"])
     facts = describe(manifest)
     for name, fact in facts.items():
         define(name, fact)
@@ -87,6 +89,17 @@ def run(size: Size, out: Path) -> list[Run]:
         f"{time.monotonic() - start:.0f} s in all; run the command again and what is finished is not trained again"
     )
     return runs
+
+
+def forget_other_log(out: Path, content: str) -> None:
+    """Delete the runs of a folder that were on other rows: another sample, or a log prepared by another release."""
+    stamp = out / "log"
+    if stamp.exists() and stamp.read_text() != content:
+        progress("the log is not that of the runs in this folder: they start over")
+        for name in (*MODELS, "lightgbm"):
+            shutil.rmtree(out / name, ignore_errors=True)
+    out.mkdir(parents=True, exist_ok=True)
+    stamp.write_text(content)
 
 
 def recipes_for(size: Size, out: Path) -> dict[str, Recipe]:

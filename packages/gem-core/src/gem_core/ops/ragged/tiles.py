@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gem_core.ops.ragged.runs import Band, Run
 
-SOLO = 8192  # scores from which a rectangle is worth a kernel call of its own
+SOLO = 16384  # scores from which a rectangle is worth a kernel call of its own
 WASTE = 16384  # scores of padding in a part that cost as much as one more kernel call
 PART = 262144  # scores of one part
 PACK = 4096  # rows that are gathered at a time, so that the copies stay small
