@@ -319,12 +319,18 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--only", default="", help="comparisons whose name contains this")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--busy", action="store_true", help="measure although other work runs on this machine")
     parser.add_argument("--peak", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
     torch.manual_seed(0)
     if given.peak:
         print(peak(given.peak[0], int(given.peak[1])))
         return
+    load = os.getloadavg()[0]
+    if load > 0.5 and not given.busy:
+        raise SystemExit(
+            f"the machine is busy (load {load:.1f}): figures would be of the other work too; wait, or pass --busy"
+        )
     result: dict[str, Any] = {"machine": machine(), "time": {}, "memory": {}, "overhead": {}}
     for threads in given.threads:
         torch.set_num_threads(threads)

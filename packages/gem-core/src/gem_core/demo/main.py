@@ -48,11 +48,11 @@ class Size:
     trees: TreeOptions
 
 
-FULL = Size(None, (), TreeOptions(learning_rate=0.05, leaves=63, trees=500, patience=30))
+FULL = Size(None, (), TreeOptions(learning_rate=0.05, leaves=63, trees=500, patience=30, threads=1))
 QUICK = Size(
     100,
     ("trainer.epochs=1", "trainer.log_every=5", "trainer.evaluate_every=10", "optimizer.warmup_steps=5"),
-    TreeOptions(learning_rate=0.1, leaves=31, trees=100, patience=15),
+    TreeOptions(learning_rate=0.1, leaves=31, trees=100, patience=15, threads=1),
 )
 
 

@@ -138,8 +138,8 @@ def _typical(schema: Schema, lengths: Mapping[str, int], rows: int) -> Batch:
 
 
 def _short(n: float) -> str:
-    for unit in ("", "K", "M", "G", "T"):
-        if n < 1000 or unit == "T":
-            return f"{n:.0f}" if unit == "" else f"{n:.3g} {unit}"
+    for unit in ("", " K", " M", " G"):
+        if n < 1000:
+            return f"{n:.3g}{unit}"
         n /= 1000
-    raise AssertionError(n)
+    return f"{n:.3g} T"

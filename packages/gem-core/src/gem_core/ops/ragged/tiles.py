@@ -88,20 +88,25 @@ class Pack:
     """Small rectangles, gathered: each part holds those of about one size."""
 
     def __init__(self, groups: list[list[Run]]) -> None:
+        units = [unit for group in groups for unit in group]
+        wide = [(max(u.n_q for u in group), max(u.n_k for u in group)) for group in groups]
+        count = torch.tensor([len(group) for group in groups])
+        first_q, size_q, first_k, size_k = torch.tensor([unit[:4] for unit in units]).t()
+        wide_q, wide_k = torch.tensor(wide).repeat_interleave(count, 0).t()
+        self.index_q, pad_q = _layout(first_q, size_q, wide_q)
+        self.index_k, pad_k = _layout(first_k, size_k, wide_k)
         self.parts: list[Part] = []
-        index_q, index_k, real = [], [], []
         q = k = 0
-        for group in groups:
-            first_q, size_q, first_k, size_k = torch.tensor([unit[:4] for unit in group]).t().unsqueeze(2)
-            n_q, pad_q, rows = _layout(first_q, size_q)
-            n_k, pad_k, keys = _layout(first_k, size_k)
-            self.parts.append(Part(q, k, len(group), n_q, n_k, group[0].band, pad_q, pad_k))
-            index_q.append(rows)
-            index_k.append(keys)
-            real.append(torch.ones(rows.numel(), dtype=torch.bool) if pad_q is None else ~pad_q.flatten())
-            q, k = q + rows.numel(), k + keys.numel()
-        self.index_q, self.index_k, self.real = torch.cat(index_q), torch.cat(index_k), torch.cat(real)
-        self.kept = self.real.nonzero().squeeze(1)
+        for group, (n_q, n_k) in zip(groups, wide, strict=True):
+            n, band = len(group), group[0].band
+            fill_q = pad_q[q : q + n * n_q].view(n, n_q) if any(u.n_q < n_q for u in group) else None
+            fill_k = pad_k[k : k + n * n_k].view(n, n_k) if any(u.n_k < n_k for u in group) else None
+            self.parts.append(Part(q, k, n, n_q, n_k, band, fill_q, fill_k))
+            q, k = q + n * n_q, k + n * n_k
+        self.filled = any(part.pad_q is not None for part in self.parts)
+        self.pad = pad_q
+        self.kept = (~pad_q).nonzero().squeeze(1)
+        self.target = self.index_q[self.kept]
 
     def rows(self, x: Tensor) -> Tensor:
         """As `Solo.rows`, a copy."""
@@ -110,9 +115,7 @@ class Pack:
     def silent_rows(self, x: Tensor) -> Tensor:
         """As `Solo.silent_rows`, a copy."""
         rows = self.rows(x)
-        if len(self.kept) < len(self.real):
-            rows.masked_fill_(~self.real[:, None, None], 0.0)
-        return rows
+        return rows.masked_fill_(self.pad[:, None, None], 0.0) if self.filled else rows
 
     def keys(self, x: Tensor) -> Tensor:
         """As `Solo.keys`, a copy."""
@@ -120,9 +123,7 @@ class Pack:
 
     def put_rows(self, x: Tensor, value: Tensor) -> None:
         """As `Solo.put_rows`."""
-        if len(self.kept) < len(self.real):
-            value = value.index_select(0, self.kept)
-        x.index_copy_(0, self.index_q[self.kept], value)
+        x.index_copy_(0, self.target, value.index_select(0, self.kept) if self.filled else value)
 
     def add_keys(self, x: Tensor, value: Tensor) -> None:
         """As `Solo.add_keys`."""
@@ -176,11 +177,12 @@ def _groups(units: list[Run], heads: int) -> Iterator[list[Run]]:
     yield group
 
 
-def _layout(first: Tensor, size: Tensor) -> tuple[int, Tensor | None, Tensor]:
-    """The longest length L, where rows only fill up (n, L), and the row of each (n * L,); those read their first row."""
-    shortest, longest = (int(t) for t in torch.aminmax(size))
-    position, pad = torch.arange(longest), None
-    if shortest < longest:
-        pad = position >= size
-        position = position.masked_fill(pad, 0)
-    return longest, pad, (first + position).flatten()
+def _layout(first: Tensor, size: Tensor, wide: Tensor) -> tuple[Tensor, Tensor]:
+    """The row of each place in a pack, where every rectangle takes `wide` places, and which places only fill up.
+
+    Those read their rectangle's first row.
+    """
+    unit = torch.repeat_interleave(torch.arange(len(wide)), wide)
+    position = torch.arange(len(unit)) - (wide.cumsum(0) - wide)[unit]
+    pad = position >= size[unit]
+    return first[unit] + position.masked_fill_(pad, 0), pad
