@@ -138,6 +138,12 @@ def test_quality_has_a_section_for_each_surface(runs: list[Run]) -> None:
     assert headings[1:] == ["feed (600 rows, 300 positive)", "a|b (400 rows, 200 positive)"]
 
 
+def test_positives_are_not_needed(runs: list[Run]) -> None:
+    (older,) = [replace(run, test={k: v for k, v in run.test.items() if "positives" not in k}) for run in runs[:1]]
+    assert quality([older], "click").sections[0].heading == "all surfaces (1,000 rows)"
+    assert not any("nothing follows" in sentence for sentence in verdicts([older]))
+
+
 def test_speed_says_nothing_where_nothing_was_measured(runs: list[Run]) -> None:
     gem, trees = speed(runs).sections[0].rows
     assert [c.text for c in gem] == ["GEM", "8", "50", "–", "10.00", "0.10", "0.88"]

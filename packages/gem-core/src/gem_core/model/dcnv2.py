@@ -11,10 +11,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from gem_core import ops
 from gem_core.data.batch import Batch
 from gem_core.model.din import _check_hidden, flat_tokens
-from gem_core.model.features import FeatureConfig, FeatureTokens, truncate
+from gem_core.model.features import FeatureConfig, FeatureTokens, mean_history, truncate
 from gem_core.model.heads import Heads
 from gem_core.model.layers import MLP, linear_macs
 from gem_core.protocols import ComponentConfig, Embedding, Output
@@ -73,9 +72,7 @@ class DCNv2(nn.Module):
         looked = self.embedding.lookup(self.features.ids(batch, events))
         tokens = self.features(batch, looked)
         parts = [flat_tokens(batch, tokens)]
-        for key in self.features.event_keys:
-            offsets = events[key.partition(".")[0]]["time"].offsets
-            parts.append(ops.segment_mean(looked[key], offsets)[batch.request])
+        parts += [mean[batch.request] for mean in mean_history(self.features.event_keys, looked, events)]
         x0 = x = torch.cat(parts, 1)
         for layer in self.cross:
             x = layer(x0, x)

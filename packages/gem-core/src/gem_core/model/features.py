@@ -13,6 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from gem_core import ops
 from gem_core.data.batch import Batch, Jagged
 from gem_core.errors import ConfigError, nearest
 from gem_core.model.layers import ByName, PiecewiseLinear, linear_macs
@@ -48,6 +49,13 @@ def truncate(fields: Mapping[str, Jagged], limit: int) -> dict[str, Jagged]:
     kept = (position < limit).nonzero().squeeze(1)
     offsets = torch.cat([first.offsets[:1], lengths.clamp(max=limit).cumsum(0)])
     return {name: Jagged(f.values[kept], offsets, limit) for name, f in fields.items()}
+
+
+def mean_history(
+    keys: Sequence[str], looked: Mapping[str, Tensor], events: Mapping[str, Mapping[str, Jagged]]
+) -> list[Tensor]:
+    """Per event field (Q, its width): the mean of its vectors over a request's events, 0 where there are none."""
+    return [ops.segment_mean(looked[key], events[key.partition(".")[0]]["time"].offsets) for key in keys]
 
 
 @dataclass

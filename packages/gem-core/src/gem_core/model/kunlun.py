@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from gem_core.data.batch import Batch
 from gem_core.errors import ConfigError, nearest
-from gem_core.model.features import FeatureConfig, FeatureTokens, Tokens
+from gem_core.model.features import FeatureConfig, FeatureTokens, Tokens, mean_history
 from gem_core.model.heads import Heads
 from gem_core.model.layers import MLP, ByName, TokenMap, linear_macs, rms_unit
 from gem_core.model.match import MatchCounts
@@ -45,6 +45,7 @@ class KunlunConfig(ComponentConfig):
         comp_skip: even layers without self-attention, odd ones without pooling and feed-forward.
         match_bins: bins of age of the match counts (0: none). match_fields: "<event type>.<field>" of those that match
             (default: all that can). match_tokens: tokens that the counts give.
+        history_tokens: a token for each field of the towers' events, the mean of its vectors.
         objective_tokens: a token of its own for each objective.
     """
 
@@ -62,6 +63,7 @@ class KunlunConfig(ComponentConfig):
     match_bins: int = Field(0, ge=0)
     match_fields: tuple[str, ...] | None = None
     match_tokens: int = Field(2, ge=1)
+    history_tokens: bool = False
     objective_tokens: bool = True
     head_hidden: tuple[int, ...] = (64,)
     head_dropout: float = Field(0.0, ge=0, lt=1)
@@ -134,7 +136,9 @@ class Kunlun(nn.Module):
         self.objectives = (
             nn.Parameter(torch.randn(len(schema.objectives), config.dim) * 0.1) if config.objective_tokens else None
         )
-        request_tokens = self.features.tokens["request"]
+        means = self.features.event_keys if config.history_tokens else []
+        self.history = ByName({key: nn.Linear(widths[key], config.dim, bias=False) for key in means})
+        request_tokens = self.features.tokens["request"] + len(means)
         row_tokens = self.features.tokens["row"]
         row_tokens += config.match_tokens if self.match else 0
         tokens = request_tokens + row_tokens + (len(schema.objectives) if config.objective_tokens else 0)
@@ -182,6 +186,10 @@ class Kunlun(nn.Module):
         rows = tokens.rows
         if counts is not None and self.match_map is not None:
             rows = torch.cat([rows, self.match_map(counts).unflatten(1, (-1, self.config.dim))], 1)
+        if len(self.history):
+            means = mean_history(self.features.event_keys, looked, events)
+            maps = zip(self.history.values(), means, strict=True)
+            tokens.request = torch.cat([tokens.request, *(m(mean).unsqueeze(1) for m, mean in maps)], 1)
         states = {e: t.start(batch, events[e], looked, rows, self.full) for e, t in towers.items()}
         x = self._all_tokens(batch, tokens, rows)
         for index, layer in enumerate(self.layers):
@@ -231,6 +239,8 @@ class Kunlun(nn.Module):
         """Forward FLOPs by module, 2 per multiply-add, from the true lengths."""
         rows, requests, dim = batch.rows, batch.requests, self.config.dim
         out = {"features": 2 * self.features.macs(rows, requests)}
+        if len(self.history):
+            out["history"] = 2 * requests * linear_macs(self.history)
         if self.match_map is not None:
             out["match"] = 2 * rows * self.match_map.weight.numel()
         for event, tower in self._towers().items():

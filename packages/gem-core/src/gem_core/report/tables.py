@@ -21,9 +21,9 @@ FEW = 300
 """With fewer positive test rows than this, nothing is concluded: the NE's own error is several per cent."""
 
 
-def counted(runs: Sequence[Run], name: str) -> float:
-    """A count of the test split, which is the same for all runs."""
-    return next((run.test[name] for run in runs if name in run.test), 0.0)
+def counted(runs: Sequence[Run], name: str) -> float | None:
+    """A count of the test split, which is the same for all runs; None where none has it."""
+    return next((run.test[name] for run in runs if name in run.test), None)
 
 
 def values(runs: Sequence[Run], metric: str) -> list[float]:
@@ -44,8 +44,9 @@ def quality(runs: Sequence[Run], objective: str) -> Table:
     sections = []
     for name in ["", *surfaces(runs, objective)]:
         at = f"{objective}/{name}" if name else objective
-        rows, positives = (counted(runs, f"{at}/{what}") for what in ("rows", "positives"))
-        heading = f"{name or 'all surfaces'} ({rows:,.0f} rows, {positives:,.0f} positive)"
+        counts = {what: counted(runs, f"{at}/{key}") for what, key in {"rows": "rows", "positive": "positives"}.items()}
+        said = ", ".join(f"{count:,.0f} {what}" for what, count in counts.items() if count is not None)
+        heading = f"{name or 'all surfaces'} ({said})"
         sections.append(_section(heading, runs, [f"{at}/{metric}" for metric in BEST]))
     return Table(("model", *TITLES.values()), tuple(sections))
 
@@ -94,8 +95,9 @@ def verdicts(runs: Sequence[Run]) -> list[str]:
     out = [_verdict(groups, "joint", "All objectives together")] if values(runs, "joint/ne") else []
     for task in objectives(runs):
         positives = counted(runs, f"{task}/positives")
-        few = f" Only {positives:,.0f} test rows are positive: nothing follows from this." if positives < FEW else ""
-        out.append(_verdict(groups, task, task) + few)
+        few = positives is not None and positives < FEW
+        said = f" Only {positives:,.0f} test rows are positive: nothing follows from this." if few else ""
+        out.append(_verdict(groups, task, task) + said)
     if len(groups) > 1 and min(map(len, groups.values())) < 3:
         out.append("Fewer than three seeds a model: a small difference may be chance, and none of this is a claim.")
     return out
