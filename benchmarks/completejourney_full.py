@@ -18,7 +18,7 @@ from typing import Any
 
 from gem_core.data.completejourney import CompleteJourneyReader
 from gem_core.demo.runs import train_model, train_trees
-from gem_core.demo.trees import TreeFeatures, TreeOptions
+from gem_core.demo.trees import WIDE_IDS, TreeFeatures, TreeOptions
 from gem_core.plugins import default_registry
 from gem_core.recipe import load
 from gem_core.report.environment import environment
@@ -69,7 +69,7 @@ def trees(out: Path) -> dict[str, float]:
     data: dict[str, Any] = load(ROOT / "recipes" / BASE).dump()["data"]
     options = {k: v for k, v in data["reader"].items() if k != "name"}
     reader = CompleteJourneyReader(CompleteJourneyReader.Config(**options), seed=0)
-    features = TreeFeatures(reader.schema, ("product", "coupon", "manufacturer"))
+    features = TreeFeatures(reader.schema, WIDE_IDS)
     trees_options = TreeOptions(learning_rate=0.08, leaves=127, trees=1500, patience=30)
     return dict(train_trees(reader, data, out / "lightgbm", features, trees_options).test)
 

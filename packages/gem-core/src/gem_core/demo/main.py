@@ -15,7 +15,7 @@ from gem_core.data.completejourney import CompleteJourneyReader
 from gem_core.demo.console import DemoPlugin, define, heading, progress, say
 from gem_core.demo.log import describe, explain_log, prepare_log
 from gem_core.demo.runs import train_model, train_trees
-from gem_core.demo.trees import TreeFeatures, TreeOptions
+from gem_core.demo.trees import WIDE_IDS, TreeFeatures, TreeOptions
 from gem_core.plugins import discover
 from gem_core.recipe import Recipe, load
 from gem_core.report import Facts, Run, build, write
@@ -117,7 +117,7 @@ def recipes_for(size: Size, out: Path) -> dict[str, Recipe]:
 def _trees(recipe: Recipe, size: Size, folder: Path) -> Run:
     """LightGBM on the rows of a recipe's reader; free ids only overfit, here as in the others."""
     reader = CompleteJourneyReader(CompleteJourneyReader.Config(**recipe.data.reader.options), seed=recipe.seed)
-    features = TreeFeatures(reader.schema, ("product", "coupon"))
+    features = TreeFeatures(reader.schema, WIDE_IDS)
     return train_trees(reader, recipe.dump()["data"], folder, features, size.trees)
 
 
