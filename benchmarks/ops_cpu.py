@@ -261,8 +261,8 @@ def call_overhead(repeats: int) -> dict[str, float]:
 def peak(name: str, which: int) -> int:
     """Bytes that one forward and backward of one side adds to this process's peak."""
     side = COMPARISONS[name][0]()[which]
-    tiny = torch.randn(1, 1, 4, 8, requires_grad=True)
-    F.scaled_dot_product_attention(tiny, tiny, tiny).sum().backward()
+    for warm in jagged_against_padding(2, 8, 0.6):  # imports and thread pools are no memory of the op
+        warm.step()
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from here
     before = _status("VmRSS")
     side.step()

@@ -137,7 +137,7 @@ class Kunlun(nn.Module):
             nn.Parameter(torch.randn(len(schema.objectives), config.dim) * 0.1) if config.objective_tokens else None
         )
         means = self.features.event_keys if config.history_tokens else []
-        self.history = ByName({key: nn.Linear(widths[key], config.dim, bias=False) for key in means})
+        self.history = ByName({key.replace(".", "/"): nn.Linear(widths[key], config.dim, bias=False) for key in means})
         request_tokens = self.features.tokens["request"] + len(means)
         row_tokens = self.features.tokens["row"]
         row_tokens += config.match_tokens if self.match else 0
