@@ -13,7 +13,7 @@ from gem_core.ops.ragged.runs import Band, Run
 SOLO = 16384  # scores from which a rectangle is worth a kernel call of its own
 WASTE = 16384  # scores of padding in a part that cost as much as one more kernel call
 PART = 262144  # scores of one part
-PACK = 4096  # rows that are gathered at a time, so that the copies stay small
+PACK = 1024  # rows that are gathered at a time, so that the copies stay small
 
 
 @dataclass(frozen=True)
