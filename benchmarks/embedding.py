@@ -12,10 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +22,7 @@ from torch import Tensor, nn
 
 from gem_core.data.batch import Jagged
 from gem_core.protocols import Table
+from gem_core.report.environment import environment
 from gem_core.train import TorchEmbedding
 from gem_core.train import embedding as module
 
@@ -123,24 +121,6 @@ def form_times(rows: int, count: int, dim: int, repeats: int) -> dict[str, float
     return out
 
 
-def machine(threads: int) -> dict[str, object]:
-    """What the figures were taken on."""
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
-    processor = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [line.split(":")[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
-        processor = names[0] if names else processor
-    return {
-        "processor": processor,
-        "cores": os.cpu_count(),
-        "threads": threads,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "commit": commit,
-    }
-
-
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -150,7 +130,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    result: dict[str, object] = {"machine": machine(options.threads)}
+    result: dict[str, object] = {"environment": environment(), "threads": options.threads}
     steps = {}
     for dim in (16, 64):
         steps[f"dim {dim}"] = step_times(dim, options.repeats)

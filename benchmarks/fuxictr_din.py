@@ -23,7 +23,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 import resource
 import statistics
 import subprocess
@@ -411,7 +410,7 @@ def quality(given: argparse.Namespace, work: Path, folder: Path) -> dict[str, An
 def write(path: Path, mode: str, result: Mapping[str, Any]) -> None:
     """Replace one mode's part of the results file."""
     whole = json.loads(path.read_text()) if path.exists() else {}
-    where = environment() | {"fuxictr": FUXICTR, "load_average": f"{os.getloadavg()[0]:.1f}"}
+    where = environment() | {"fuxictr": FUXICTR}
     whole[mode] = {"environment": where, **result}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(whole, indent=1) + "\n")

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from embedding import machine
 
 from gem_core.plugins import default_registry
 from gem_core.recipe import load
+from gem_core.report.environment import environment
 from gem_core.train import Trainer
 
 
@@ -69,7 +69,8 @@ def main() -> None:
     spent = trainer.spent
     total = spent["step"] + spent["logging"]  # a step includes its metrics
     result = {
-        "machine": machine(torch.get_num_threads()),
+        "environment": environment(),
+        "threads": torch.get_num_threads(),
         "recipe": Path(options.recipe).name,
         "overrides": options.overrides,
         "steps": trainer.state.step,

@@ -13,7 +13,6 @@ import argparse
 import json
 import math
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -28,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gem_core import ops
+from gem_core.report.environment import environment
 
 HEADS, WIDTH = 4, 32
 
@@ -295,23 +295,6 @@ def memory(name: str) -> dict[str, Any]:
     }
 
 
-def machine() -> dict[str, Any]:
-    """What the figures were taken on."""
-    model = next(
-        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
-        "",
-    )
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    return {
-        "processor": model or platform.processor(),
-        "cores": os.cpu_count(),
-        "load_before": round(os.getloadavg()[0], 2),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "commit": commit,
-    }
-
-
 def main() -> None:
     """Run the comparisons that the arguments ask for."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -331,7 +314,7 @@ def main() -> None:
         raise SystemExit(
             f"the machine is busy (load {load:.1f}): figures would be of the other work too; wait, or pass --busy"
         )
-    result: dict[str, Any] = {"machine": machine(), "time": {}, "memory": {}, "overhead": {}}
+    result: dict[str, Any] = {"environment": environment(), "time": {}, "memory": {}, "overhead": {}}
     for threads in given.threads:
         torch.set_num_threads(threads)
         result["overhead"][f"{threads} threads"] = call_overhead(given.repeats)

@@ -15,9 +15,11 @@ import sys
 from pathlib import Path
 
 import torch
-from embedding import machine, timed
+from embedding import timed
 from torch import nn
 from torch.optim.adamw import adamw
+
+from gem_core.report.environment import environment
 
 SHAPES = [(256, 256)] * 12 + [(256,)] * 40 + [(64, 64)] * 40 + [(128, 8)] * 30
 IMPORT = """
@@ -86,7 +88,8 @@ def main() -> None:
     torch.manual_seed(0)
     imported = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, check=True).stdout
     result = {
-        "machine": machine(options.threads),
+        "environment": environment(),
+        "threads": options.threads,
         "adamw_ms": adamw_times(options.repeats),
         "clip_ms": clip_times(options.repeats),
         "import_s": float(imported),

@@ -15,8 +15,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -34,6 +32,7 @@ from torch import Tensor
 from gem_core import ops
 from gem_core.data.batch import Batch, Jagged
 from gem_core.model.kunlun import Kunlun, KunlunConfig
+from gem_core.report.environment import environment
 from gem_core.schema import DenseStats, Fitted, Schema
 from gem_core.train.embedding import TorchEmbedding
 
@@ -300,21 +299,6 @@ def memory(names: list[str], requests: int, longest: int) -> dict[str, Any]:
     return {"peak_mb": {name: round(n / 1e6) for name, n in found.items()}, "memory_ratio": ratios}
 
 
-def machine(threads: int) -> dict[str, Any]:
-    """What the figures were taken on."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    return {
-        "processor": next((line.split(":")[1].strip() for line in lines if "model name" in line), platform.processor()),
-        "cores": os.cpu_count(),
-        "threads": threads,
-        "load_before": round(os.getloadavg()[0], 2),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "commit": commit,
-    }
-
-
 PADDED = ["ragged", "padded", "padded, dense mask"]
 
 
@@ -332,7 +316,8 @@ def main() -> None:
         print(peak(given.peak[0], int(given.peak[1]), int(given.peak[2])))
         return
     result: dict[str, Any] = {
-        "machine": machine(given.threads),
+        "environment": environment(),
+        "threads": given.threads,
         "target": {"speed_ratio": ">= 1.8", "memory_ratio": "<= 0.6"},
         "model": "kunlun, defaults (width 32, 2 layers), one event type, 20 dense features",
     }

@@ -12,9 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -25,6 +22,7 @@ import torch
 
 from gem_core.data.loader import Loader
 from gem_core.data.readers import MemoryReader
+from gem_core.report.environment import environment
 from gem_core.schema import Schema
 
 ROWS_PER_REQUEST, LIMIT, DENSE, IDS, FIELDS = 30, 512, 60, 10, 5
@@ -90,23 +88,6 @@ def drawn(reader: Any, workers: int, seconds: float) -> dict[str, float]:
     }
 
 
-def machine() -> dict[str, object]:
-    """What the figures were taken on."""
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
-    info = Path("/proc/cpuinfo")
-    names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if "model name" in line]
-    return {
-        "processor": names[0] if names else platform.machine(),
-        "cores": os.cpu_count(),
-        "load_1min": round(os.getloadavg()[0], 1),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "pyarrow": pa.__version__,
-        "numpy": np.__version__,
-        "commit": commit,
-    }
-
-
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -116,7 +97,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     pa.set_cpu_count(1)
-    result: dict[str, Any] = {"machine": machine(), "rows": options.rows}
+    result: dict[str, Any] = {"environment": environment(), "rows": options.rows}
     reader = made_up(options.rows)
     began = time.process_time()
     _ = reader.schema

@@ -6,7 +6,7 @@ constructor `Component(config, **context)`; the context of each kind is named in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
@@ -339,6 +339,3 @@ class Callback:
 
 class StopTraining(Exception):
     """Raised by a callback: evaluate, save and end with exit code 0."""
-
-
-OpBackendFactory = Callable[[], Any]

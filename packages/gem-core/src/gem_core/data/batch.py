@@ -81,11 +81,6 @@ class Batch:
         """Q."""
         return self.request_time.numel()
 
-    def request_offsets(self) -> Tensor:
-        """(Q + 1,) int64: rows of request q are `offsets[q]:offsets[q + 1]`."""
-        counts = torch.bincount(self.request, minlength=self.requests)
-        return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-
     def map(self, fn: Callable[[Tensor], Tensor]) -> Batch:
         """The same batch with `fn` applied to every tensor."""
         out: Batch = pytree.tree_map_only(Tensor, fn, self)

@@ -1,4 +1,4 @@
-"""What a figure depends on beside the recipe: machine, versions, commit."""
+"""What a figure depends on beside the recipe: machine, its load, versions, commit (marked where files differ from it)."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ def environment() -> dict[str, str]:
     found = {
         "machine": f"{_processor()}, {len(os.sched_getaffinity(0))} usable cores, {_memory():.0f} GiB memory",
         "system": f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
+        "load": f"{os.getloadavg()[0]:.1f} in the last minute",
         "versions": ", ".join(f"{name} {release}" for name in PACKAGES if (release := _version(name))),
     }
     commit = _commit()

@@ -9,6 +9,7 @@ up by any number of ranks and workers.
 from __future__ import annotations
 
 import glob
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from datetime import UTC, date, datetime
 from functools import cached_property
@@ -76,7 +77,7 @@ class TableConfig(ComponentConfig):
     unlabelled: Unlabelled = "error"
 
 
-class TableReader:
+class TableReader(ABC):
     """Base of the readers that hold an encoded log in memory; a subclass gives the tables.
 
     The schema is fitted on the training split unless it comes fitted (from a checkpoint). Splits are read and encoded
@@ -105,13 +106,13 @@ class TableReader:
 
     # ---- what a subclass gives ---------------------------------------------------------------------------------
 
+    @abstractmethod
     def row_tables(self, part: str, columns: Mapping[str, Role]) -> Tables:
         """The tables of option `part` ("rows", "validation", "test"), with at least these columns where they exist."""
-        raise NotImplementedError
 
+    @abstractmethod
     def event_tables(self, event: str, columns: Mapping[str, Role]) -> Tables:
         """The tables of a type of events."""
-        raise NotImplementedError
 
     @property
     def given_schema(self) -> Schema:
