@@ -110,9 +110,9 @@ class TableReader(ABC):
     def row_tables(self, part: str, columns: Mapping[str, Role]) -> Tables:
         """The tables of option `part` ("rows", "validation", "test"), with at least these columns where they exist."""
 
-    @abstractmethod
     def event_tables(self, event: str, columns: Mapping[str, Role]) -> Tables:
-        """The tables of a type of events."""
+        """The tables of a type of `event_types`; none where all events stand in the rows."""
+        return iter(())
 
     @property
     def given_schema(self) -> Schema:
