@@ -15,8 +15,8 @@ from gem_core.ops import ragged
 
 HEADS, WIDTH = 3, 4
 
-# Batches that deserve a test of their own: none, all empty, one row, odd, more than a tile, one very long among short.
-EDGES: list[list[int]] = [[], [0, 0, 0], [1], [65], [3, 0, 140, 7, 1, 0]]
+# Batches that deserve a test of their own: none, all empty, one row, odd, more than a tile, long among short, equal, many.
+EDGES: list[list[int]] = [[], [0, 0, 0], [1], [65], [3, 0, 140, 7, 1, 0], [31, 33, 32, 64, 63], [65] * 4, [2] * 50]
 LENGTH = st.one_of(st.sampled_from([0, 0, 1, 63, 64, 65]), st.integers(0, 9))
 PAIRS = st.lists(st.tuples(LENGTH, LENGTH), max_size=5)  # queries and keys of each sequence
 SIZES = st.sampled_from([0, 1, 2, 3, 5, 64, 70])
@@ -159,6 +159,11 @@ ONE_EACH = {  # one call of each op, for tests of the machinery
     "hstu_attention": VARIANTS["hstu window"],
     "rote": VARIANTS["rote"],
 }
+
+
+def case_of(op: str) -> Case:
+    """A small call of any op."""
+    return ONE_EACH[op]([4, 0, 3], [2, 1, 5], 2, 1)
 
 
 @contextmanager

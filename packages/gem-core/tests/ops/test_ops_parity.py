@@ -1,166 +1,168 @@
-"""The ragged backend equals the reference for any ragged shape: result and every gradient, with unwritten memory poisoned."""
+"""The ragged backend equals the reference: every variant of every op, result and every gradient, unwritten memory poisoned."""
 
-from __future__ import annotations
+from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from ops_cases import MASKS, agree, offsets_of, poisoned
+from op_cases import (
+    EDGES,
+    HEADS,
+    PAIRS,
+    SEEDS,
+    SIZES,
+    VARIANTS,
+    WIDTH,
+    Case,
+    gdpa,
+    jagged,
+    offsets_of,
+    poisoned,
+    small_tiles,
+    values,
+)
 
 from gem_core import ops
 
-quick = settings(
-    max_examples=8,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+BACKENDS = ("reference", "ragged")
+TOLERANCE = {torch.float64: {"rtol": 1e-9, "atol": 1e-9}, torch.float32: {"rtol": 2e-4, "atol": 2e-4}}
+SMALL = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=8)
+
+
+def assert_parity(case: Case) -> None:
+    for dtype, tolerance in TOLERANCE.items():
+        expected = case.evaluate("reference", dtype)
+        with poisoned():
+            found = case.evaluate("ragged", dtype)
+        for e, f in zip(expected, found, strict=True):
+            assert f.isfinite().all()
+            torch.testing.assert_close(f, e, **tolerance)
+
+
+def test_poison_shows() -> None:
+    with poisoned():
+        assert torch.empty(3).isnan().all()
+        assert torch.empty_like(torch.ones(3)).isnan().all()
+        assert torch.ones(3).new_empty((2, 2)).isnan().all()
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize("lengths", EDGES, ids=str)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_edges(variant: str, lengths: list[int]) -> None:
+    assert_parity(VARIANTS[variant](lengths, lengths[::-1], 3, len(lengths)))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@settings(max_examples=5, deadline=None, derandomize=True)
+@given(pairs=PAIRS, size=SIZES, seed=SEEDS)
+def test_any_lengths(variant: str, pairs: list[tuple[int, int]], size: int, seed: int) -> None:
+    assert_parity(VARIANTS[variant]([q for q, _ in pairs], [k for _, k in pairs], size, seed))
+
+
+@pytest.mark.parametrize(
+    "mask", [{}, {"mask": "causal"}, {"mask": "window", "window": 20}, {"mask": "prefix", "prefix": 3}]
 )
-length = st.one_of(st.integers(0, 3), st.integers(0, 70), st.just(150))
-batches = st.lists(st.tuples(length, length), max_size=5)
-heads = st.sampled_from([(1, 4), (2, 8), (4, 16)])
+def test_a_sequence_above_the_limits_of_a_tile(mask: dict[str, Any]) -> None:
+    assert_parity(jagged([700, 3, 0, 1, 130, 2], [700, 3, 0, 1, 130, 2], **mask))
 
 
-def values(rows: int, head: tuple[int, int], seed: int = 0) -> torch.Tensor:
-    return torch.randn(rows, *head, generator=torch.Generator().manual_seed(seed + rows))
+@pytest.mark.parametrize("op", ["gdpa", "gdpa_ffn"])
+@pytest.mark.parametrize("activation", ops.ACTIVATIONS)
+def test_activations(activation: str, op: str) -> None:
+    assert_parity(gdpa([70, 0, 3, 150], 9, op=op, activation=activation, scale_inside=0.3, scale_outside=2.0))
 
 
-def self_and_cross(batch, head):
-    q_lengths, k_lengths = [a for a, _ in batch], [b for _, b in batch]
-    q, k, v = values(sum(q_lengths), head), values(sum(k_lengths), head, 1), values(sum(k_lengths), head, 2)
-    return q, k, v, offsets_of(q_lengths), offsets_of(k_lengths)
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if not v.startswith("rote")])
+@settings(max_examples=5, deadline=None, derandomize=True)
+@given(pairs=SMALL, size=SIZES, seed=SEEDS)
+def test_many_small_tiles(variant: str, pairs: list[tuple[int, int]], size: int, seed: int) -> None:
+    with small_tiles():
+        assert_parity(VARIANTS[variant]([q for q, _ in pairs], [k for _, k in pairs], size, seed))
 
 
-@pytest.mark.parametrize("mask", MASKS, ids=str)
-@quick
-@given(batch=batches, head=heads)
-def test_jagged_attention(mask, batch, head, monkeypatch):
-    q, k, v, q_offsets, k_offsets = self_and_cross(batch, head)
-    with monkeypatch.context() as patch:
-        poisoned(patch)
-        agree(lambda q, k, v: ops.jagged_attention(q, k, v, q_offsets, k_offsets, 150, 150, **mask), [q, k, v])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if not v.endswith("shared")])
+def test_a_broken_sequence_breaks_no_other(variant: str, backend: str) -> None:
+    """NaN in one sequence reaches neither results nor gradients of the others (the seeds' gradient is theirs in common)."""
+    lengths, bad = [5, 70, 0, 6, 2], 3
+    case = VARIANTS[variant](lengths, lengths, 3, 0)
+    clean = case.evaluate(backend)
+    rows = slice(sum(lengths[:bad]), sum(lengths[: bad + 1]))
+
+    def part(x: torch.Tensor) -> slice | int | None:
+        """Where the broken sequence's part of a tensor lies; None in what all sequences share."""
+        return rows if len(x) == sum(lengths) else bad if len(x) == len(lengths) else None
+
+    broken = [x.clone() for x in case.inputs]
+    for x in broken:
+        if (where := part(x)) is not None:
+            x[where] = float("nan")
+    found = Case(case.op, case.run, tuple(broken)).evaluate(backend)
+    assert found[0].isnan().any()
+    for e, f in zip(clean, found, strict=True):
+        if (where := part(e)) is not None:
+            e[where], f[where] = 0, 0
+            torch.testing.assert_close(f, e)
 
 
-@pytest.mark.parametrize("mask", MASKS[:4], ids=str)
-@quick
-@given(
-    batch=batches,
-    head=heads,
-    reads=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 40)), max_size=8),
-    ordered=st.booleans(),
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "variant", ["jagged causal", "jagged window", "block", "seed", "gdpa gelu", "gdpa_ffn gelu", "hstu causal", "rote"]
 )
-def test_shared_keys(mask, batch, head, reads, ordered):
-    """Sequences that read shared keys equal sequences that each have a copy; gradients of the keys add up."""
-    _, k, v, _, k_offsets = self_and_cross(batch, head)
-    reads = [(b % len(batch), n) for b, n in reads] if batch else []
-    reads = sorted(reads) if ordered else reads
-    index = torch.tensor([b for b, _ in reads], dtype=torch.int64)
-    q_offsets = offsets_of([n for _, n in reads])
-    q = values(int(q_offsets[-1]), head, 3)
-    agree(
-        lambda q, k, v: ops.jagged_attention(q, k, v, q_offsets, k_offsets, 150, 150, k_index=index, **mask), [q, k, v]
-    )
-
-    def copied(q, k, v):
-        keys, offsets = ops.gather_segments(k, k_offsets, index)
-        return ops.jagged_attention(
-            q, keys, ops.gather_segments(v, k_offsets, index)[0], q_offsets, offsets, 150, 150, **mask
-        )
-
-    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
-    shared = ops.jagged_attention(*leaves, q_offsets, k_offsets, 150, 150, k_index=index, **mask)
-    one = torch.autograd.grad(shared.square().sum(), leaves)
-    two = torch.autograd.grad(copied(*leaves).square().sum(), leaves)
-    for a, b in zip(one, two, strict=True):
-        torch.testing.assert_close(a, b, rtol=3e-4, atol=3e-4)
+def test_sixteen_bits_accumulate_in_float32(variant: str, dtype: torch.dtype) -> None:
+    """A 16-bit call agrees with float64 arithmetic on the same values to the type's last places."""
+    case = VARIANTS[variant]([9, 0, 66], [9, 3, 66], 5, 3)
+    rounded = Case(case.op, case.run, tuple(x.to(dtype) for x in case.inputs))
+    step = 8 * torch.finfo(dtype).eps
+    exact = rounded.evaluate("reference", torch.float64)
+    for backend in BACKENDS:
+        for e, f in zip(exact, rounded.evaluate(backend, dtype), strict=True):
+            assert f.dtype == dtype
+            torch.testing.assert_close(f.double(), e, rtol=step, atol=step * float(e.abs().max()))
 
 
-@pytest.mark.parametrize(("block", "shift"), [(64, 0), (64, 32), (5, 3), (1, 0)])
-@quick
-@given(batch=batches, head=heads)
-def test_block_attention(block, shift, batch, head):
-    _, k, v, _, offsets = self_and_cross(batch, head)
-    agree(
-        lambda q, k, v: ops.block_attention(q, k, v, offsets, 150, block=block, shift=shift),
-        [values(len(k), head, 4), k, v],
-    )
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_strides_do_not_matter(variant: str, backend: str) -> None:
+    """Values and the gradient of the result may be strided."""
+    case = VARIANTS[variant]([9, 0, 66, 2], [9, 3, 66, 1], 5, 3)
+    wide = [torch.stack((x, values(5, *x.shape)), -1)[..., 0].requires_grad_() for x in case.inputs]
+    assert not any(x.is_contiguous() for x in wide)
+    result, *expected = case.evaluate(backend)
+    with ops.use_backend({case.op: backend}):
+        out = case.run(*wide)
+    torch.testing.assert_close(out.detach(), result)
+    (summed,) = torch.autograd.grad(out.sum(), wide[:1])  # its gradient has stride 0
+    with ops.use_backend({case.op: backend}):
+        out = case.run(*wide)
+    (ones,) = torch.autograd.grad(out, wide[:1], torch.ones_like(out).contiguous())
+    torch.testing.assert_close(summed, ones)
+    assert summed.shape == expected[0].shape
 
 
-@quick
-@given(batch=batches, head=heads, seeds=st.sampled_from([0, 1, 7, 33]))
-def test_seed_attention(batch, head, seeds, monkeypatch):
-    _, k, v, _, offsets = self_and_cross(batch, head)
-    with monkeypatch.context() as patch:
-        poisoned(patch)
-        agree(lambda q, k, v: ops.seed_attention(q, k, v, offsets, 150), [values(seeds, head, 5), k, v])
+@pytest.mark.parametrize("mask", ["none", "causal"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_scores_far_below_zero(backend: str, mask: str) -> None:
+    """Scores of -1000: padding would have score 0 and take all the weight. Equal scores give the mean of the values."""
+    lengths = [3, 1, 65]
+    q, k = (torch.full((sum(lengths), HEADS, WIDTH), x, dtype=torch.float64) for x in (500.0, -1.0))
+    v, offsets = values(1, sum(lengths), HEADS, WIDTH), offsets_of(lengths)
+    with ops.use_backend({"jagged_attention": backend}):
+        out = ops.jagged_attention(q, k, v, offsets, offsets, 65, 65, mask=mask)
+    for rows, found in zip(v.split(lengths), out.split(lengths), strict=True):
+        running = rows.cumsum(0) / torch.arange(1, len(rows) + 1)[:, None, None]
+        torch.testing.assert_close(found, running if mask == "causal" else rows.mean(0).expand_as(rows))
 
 
-@pytest.mark.parametrize("activation", [*ops.ACTIVATIONS, "mixed"])
-@quick
-@given(batch=batches, head=heads, hidden=st.sampled_from([1, 9, 64]))
-def test_gdpa_and_ffn(activation, batch, head, hidden, monkeypatch):
-    q, _, _, offsets, _ = self_and_cross(batch, head)
-    k, v = (torch.randn(len(batch), hidden, *head, generator=torch.Generator().manual_seed(s)) for s in (6, 7))
-    names = tuple(["gelu", "relu", "relu", "silu"][: head[0]]) if activation == "mixed" else activation
-    options = {"activation": names, "scale_inside": 0.3, "scale_outside": 2.0}
-    with monkeypatch.context() as patch:
-        poisoned(patch)
-        agree(lambda q, k, v: ops.gdpa(q, k, v, offsets, 150, **options), [q, k, v])
-        agree(lambda q, k, v: ops.gdpa_ffn(q, k, v, offsets, 150, **options), [q, k, v])
-
-
-@pytest.mark.parametrize("mask", MASKS, ids=str)
-@settings(quick, max_examples=5)
-@given(batch=batches, head=heads)
-def test_hstu_attention(mask, batch, head):
-    q, k, v, q_offsets, k_offsets = self_and_cross(batch, head)
-    agree(lambda q, k, v: ops.hstu_attention(q, k, v, q_offsets, k_offsets, 150, 150, **mask), [q, k, v])
-
-
-@quick
-@given(batch=batches, head=heads)
-def test_rote(batch, head):
-    _, x, _, _, offsets = self_and_cross(batch, head)
-    positions, gaps = ops.positions(offsets, len(x)), torch.arange(len(x)) * 5000
-    agree(lambda x, phi: ops.rote(x, positions, gaps, phi), [x, torch.rand(head[1] // 2)])
-
-
-@pytest.mark.parametrize("lengths", [[700, 3, 0, 1, 130, 2], [65] * 4, [31, 33, 32, 64, 63], [2] * 50])
-def test_one_very_long_among_short_and_equal_lengths(lengths):
-    head, offsets = (2, 8), offsets_of(lengths)
-    q, k, v = (values(sum(lengths), head, s) for s in range(3))
-    for mask in ({}, {"mask": "causal"}, {"mask": "window", "window": 20}, {"mask": "prefix", "prefix": 3}):
-        agree(lambda q, k, v, m=mask: ops.jagged_attention(q, k, v, offsets, offsets, 700, 700, **m), [q, k, v])
-    k, v = (torch.randn(len(lengths), 16, *head) for _ in range(2))
-    agree(lambda q, k, v: ops.gdpa(q, k, v, offsets, 700), [q, k, v])
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_other_types(dtype):
-    """float64 agrees to its own precision; bfloat16 computes in float32 inside and returns bfloat16."""
-    lengths = [70, 3, 0, 40]
-    offsets, tolerance = offsets_of(lengths), 1e-9 if dtype == torch.float64 else 5e-2
-    q, k, v = (values(sum(lengths), (2, 8), s).to(dtype) for s in range(3))
-    agree(lambda q, k, v: ops.jagged_attention(q, k, v, offsets, offsets, 70, 70), [q, k, v], tolerance=tolerance)
-    agree(lambda s, k, v: ops.seed_attention(s, k, v, offsets, 70), [q[:5], k, v], tolerance=tolerance)
-    made = [torch.randn(4, 6, 2, 8).to(dtype) for _ in range(2)]
-    agree(lambda q, k, v: ops.gdpa_ffn(q, k, v, offsets, 70), [q, *made], tolerance=tolerance)
-
-
-def test_extras_are_the_same_in_both_backends():
+def test_extras_are_the_same_in_both_backends() -> None:
     """The log-sum-exp is part of the contract: any backend may run the backward of another's forward."""
     q_offsets, k_offsets = offsets_of([40, 0, 3, 90]), offsets_of([40, 5, 0, 80])
-    q, k = values(133, (2, 8)), values(125, (2, 8), 1)
+    q, k = values(0, 133, HEADS, WIDTH), values(1, 125, HEADS, WIDTH)
     found = [
         torch.ops.gem.jagged_attention(q, k, k, q_offsets, k_offsets, None, 90, 90, "window", 4, 0.5, backend)[1]
-        for backend in ("reference", "ragged")
+        for backend in BACKENDS
     ]
-    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(*found)
     assert (found[1][40:43] == float("-inf")).all()  # no keys at all
-
-
-def test_strided_values_need_no_copy_by_the_caller():
-    """q, k, v as slices of one projection."""
-    lengths = [30, 0, 100]
-    offsets, joint = offsets_of(lengths), torch.randn(130, 3, 2, 8)
-    agree(lambda x: ops.jagged_attention(*x.unbind(1), offsets, offsets, 100, 100), [joint])
