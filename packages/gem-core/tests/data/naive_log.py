@@ -106,15 +106,16 @@ NUMBERS = st.floats(-0.5, 50, width=32)
 def logs(draw: st.DrawFn, max_requests: int = 6) -> tuple[list[dict[str, Any]], dict[str, list[dict[str, Any]]]]:
     """Rows, and events by type: few users, few distinct times (so ties), missing and unseen ids, empty histories."""
     rows: list[dict[str, Any]] = []
+    requests: dict[tuple[int, ...], dict[str, Any]] = {}
     for _ in range(draw(st.integers(0, max_requests))):
         time = draw(st.integers(0, 6))
-        shared = {
-            "u": draw(st.integers(0, 3)),
-            "t": time,
-            "h": draw(st.integers(max(0, time - 2), time)),
+        user, before = draw(st.integers(0, 3)), draw(st.integers(max(0, time - 2), time))
+        features = {
             "age": draw(_or_none(st.integers(0, 90))),
             "device": draw(_or_none(st.sampled_from(["phone", "desk", "watch", "car"]))),
         }
+        # The same user, time and end of history again may be the same request.
+        shared = requests.setdefault((user, time, before), {"u": user, "t": time, "h": before, **features})
         for _ in range(draw(st.integers(1, 3))):
             clicked, bought = draw(_or_none(st.sampled_from([0, 1]))), draw(_or_none(st.sampled_from([0.0, 1.0])))
             rows.append(
@@ -135,17 +136,17 @@ def logs(draw: st.DrawFn, max_requests: int = 6) -> tuple[list[dict[str, Any]], 
                     "kept": draw(st.sampled_from([0.25, 0.5, 1.0])),
                 }
             )
-    user, when = st.integers(0, 4), st.integers(-2, 7)
+    who, when = st.integers(0, 4), st.integers(-2, 7)
     clicks = st.fixed_dictionaries(
         {
-            "who": user,
+            "who": who,
             "when": when,
             "ad": _or_none(st.sampled_from([3, 5, 9])),
             "tag": _or_none(st.sampled_from(["x", "7", "z"])),
             "spent": _or_none(NUMBERS),
         }
     )
-    views = st.fixed_dictionaries({"who": user, "when": when, "where": _or_none(st.sampled_from(["a", "b", "1"]))})
+    views = st.fixed_dictionaries({"who": who, "when": when, "where": _or_none(st.sampled_from(["a", "b", "1"]))})
     events = {"click": draw(st.lists(clicks, max_size=15)), "view": draw(st.lists(views, max_size=8))}
     return rows, events
 

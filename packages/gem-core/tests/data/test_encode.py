@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields
 from typing import Any
 
@@ -10,11 +11,12 @@ import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given
+from hypothesis import strategies as st
 from naive_log import PROPERTY, SPEC, inline, logs, naive, schema, tables
 from torch.utils import _pytree as pytree
 
 from gem_core.data.batch import Batch, Jagged
-from gem_core.data.columns import Source
+from gem_core.data.columns import Column, Source
 from gem_core.data.encode import Encoder, encoder_of
 from gem_core.data.rows import EventLog
 from gem_core.errors import ConfigError, DataError
@@ -258,6 +260,93 @@ def test_a_request_has_one_user_and_time() -> None:
         table = pa.table({"u": [1, 1], "t": [5, 5], "q": [3, 3], "ad": [1, 2]} | {column: values})
         with pytest.raises(DataError, match=f'row 2, column "{column}".*the rows of a request are adjacent'):
             Schema.parse(spec).encode(table)
+
+
+VALUES = {
+    pa.float64(): st.sampled_from([0.0, 1.0, math.nan]),
+    pa.int64(): st.integers(0, 1),
+    pa.bool_(): st.booleans(),
+    pa.string(): st.sampled_from(["", "a", "aa"]),
+    pa.list_(pa.string()): st.lists(st.none() | st.sampled_from("ab"), max_size=2),
+    pa.list_(pa.float32(), 2): st.lists(st.sampled_from([0.0, 1.0]), min_size=2, max_size=2),
+}
+
+
+@pytest.mark.parametrize("kind", VALUES, ids=str)
+@PROPERTY
+@given(data=st.data())
+def test_changed(kind: pa.DataType, data: st.DataObject) -> None:
+    values = data.draw(st.lists(st.none() | VALUES[kind], max_size=6))
+    rows = data.draw(st.lists(st.booleans(), min_size=len(values), max_size=len(values)))
+    texts = ["[]" if v is None and pa.types.is_nested(kind) else str(v) for v in values]  # NaN is equal to itself
+    texts = ["None" if t == "nan" else t for t in texts]  # a number without a value
+    expected = [i > 0 and rows[i] and texts[i] != texts[i - 1] for i in range(len(values))]
+    array = pa.concat_arrays([pa.array([values[0]] if values else [], kind), pa.array(values, kind)]).slice(
+        bool(values)
+    )
+    found = Column(array, "x", "feature x", Source("rows")).changed(np.array(rows, np.bool_))
+    assert found.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("n", [1.0, math.nan], r"\(dense feature n\): expected what the row before it has.*level: row\), found nan"),
+        ("n", [None, 2.0], "found 2.0"),
+        ("i", ["a", "b"], r"\(sparse feature id\).*found 'b'"),
+        ("i", ["a", None], "found no value"),
+        ("m", [["a", "b"], ["a", "c"]], r"\(sparse feature m\).*found \['a', 'c'\]"),
+        ("m", [["a"], []], r"found \[\]"),
+        ("v", [[1.0, 0.0], [1.0, 2.0]], r"\(vector feature v\).*found \[1.0, 2.0\]"),
+    ],
+)
+def test_request_level_features_are_those_of_all_its_rows(name: str, values: list[Any], message: str) -> None:
+    spec = {
+        "user": "u",
+        "time": "t",
+        "dense": {"n": {"level": "request"}},
+        "sparse": {
+            "id": {"column": "i", "level": "request", "hash": 9},
+            "m": {"level": "request", "hash": 9, "multi": True},
+        },
+        "vectors": {"v": {"level": "request", "width": 2}},
+        "objectives": {"y": {}},
+        "fitted": SPEC["fitted"] | {"dense": {"n": {"mean": 0.0, "std": 1.0}}},
+    }
+    log = Schema.parse(spec)
+    sound = {"u": [1, 2, 2, 1], "t": [5] * 4, "n": [0.0, math.nan, math.nan, 1.0], "i": ["a", None, None, "a"]}
+    sound |= {"m": [["a"], ["a", "b"], ["a", "b"], None], "v": [None, [1.0, 2.0], [1.0, 2.0], [0.0, 0.0]]}
+    table = pa.table(sound)
+    pieces = [(table.slice(0, 2), Source("log", 0)), (table.slice(2), Source("log", 2))]
+    for whole in ([(table, Source("log"))], pieces):
+        assert encoder_of(log).rows(whole, None, "keep").requests == 3
+    first, second = values
+    broken = pa.table(sound | {name: [sound[name][0], first, second, sound[name][3]]})
+    for whole in (
+        [(broken, Source("log"))],
+        [(broken.slice(0, 2), Source("log", 0)), (broken.slice(2), Source("log", 2))],
+    ):
+        with pytest.raises(DataError, match=rf'^log, row 3, column "{name}".*{message}'):
+            encoder_of(log).rows(whole, None, "keep")
+
+
+def test_a_request_over_two_files_may_write_its_ids_in_two_ways() -> None:
+    spec = {"user": "u", "time": "t", "sparse": {"ad": {"level": "request", "hash": 9}}, "objectives": {"y": {}}}
+    log = Schema.parse(spec)
+    one, two = ({"u": [u], "t": [5], "ad": [u]} for u in (7, "7"))
+    rows = encoder_of(log).rows([(pa.table(one), Source("one")), (pa.table(two), Source("two"))], None, "keep")
+    assert rows.requests == 1
+    assert rows.identity.to_pydict() == {"row_id": [0, 1], "user": ["7", "7"]}
+
+
+def test_identity_is_what_the_log_calls_its_rows() -> None:
+    spec = {"user": "u", "time": "t", "request": "q", "row_id": "id", "sparse": {"ad": {"hash": 9}}}
+    log = Schema.parse(spec | {"objectives": {"y": {}}})
+    columns = {"u": ["ann", "ann", "007"], "q": [3.0, 3.0, 4.0], "id": ["x", "y", "z"], "t": [1, 1, 2], "ad": [1, 2, 3]}
+    table = pa.table(columns | {"y": [1, None, 0]})
+    rows = encoder_of(log).rows([(table, Source("rows"))], None, "drop")
+    assert rows.identity.to_pydict() == {"row_id": ["x", "z"], "request": [3, 4], "user": ["ann", "007"]}
+    assert rows.rows == 2
 
 
 def test_unseen_ids_can_be_an_error() -> None:

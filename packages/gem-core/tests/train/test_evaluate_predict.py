@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
@@ -105,3 +106,45 @@ def test_data_in_memory_from_training_to_prediction(tmp_path: Path) -> None:
     new = {"name": "memory", "test": rows.slice(300)}
     assert evaluate(tmp_path, registry=registry(), reader=new)["click/ne"] == pytest.approx(result.test["click/ne"])
     assert predict(tmp_path, tmp_path / "out.csv", registry=registry(), reader=new) == 100
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "csv"])
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_predictions_name_their_rows_as_the_log_does(tmp_path: Path, suffix: str, split: str) -> None:
+    """In the log's order, training rows too, though training draws them in another."""
+    request = np.repeat(np.arange(100), 3)
+    rows = pa.table(
+        {
+            "id": [f"row-{i}" for i in range(300)],
+            "request": [f"r{r}" for r in request],
+            "member": request % 7 + 10**12,
+            "time": request,
+            "price": np.random.default_rng(0).normal(size=300),
+            "clicked": np.arange(300) % 2,
+            "split": ["train"] * 210 + ["test"] * 90,
+        }
+    )
+    schema = {"user": "member", "time": "time", "request": "request", "row_id": "id", "dense": ["price"]}
+    chosen = recipe(
+        tmp_path / "run",
+        data={
+            "reader": {"name": "memory", "rows": rows, "split": {"column": "split"}},
+            "schema": schema | {"objectives": {"click": {"label": "clicked"}}},
+            "batch_rows": 50,
+        },
+        model={"name": "dcnv2", "hidden": [8]},
+        trainer={"epochs": 1},
+    )
+    train(chosen, registry())
+    reader = {"name": "memory", "rows": rows, "split": {"column": "split"}}
+    path = tmp_path / f"out.{suffix}"
+    expected = rows.filter(pa.compute.equal(rows["split"], split))
+    assert predict(tmp_path / "run", path, split, registry=registry(), reader=reader) == len(expected)
+    found = pyarrow.parquet.read_table(path) if suffix == "parquet" else pyarrow.csv.read_csv(path)
+    assert found.column_names == ["row_id", "request", "user", "click"]
+    for name, column in {"row_id": "id", "request": "request", "user": "member"}.items():
+        assert found[name].to_pylist() == expected[column].to_pylist()
+    parts = restore(tmp_path / "run", registry(), reader=reader)
+    with torch.no_grad():
+        logits = parts.module(parts.reader.load(split).batch(np.arange(len(expected) // 3))).logits["click"]
+    torch.testing.assert_close(torch.tensor(found["click"].to_pylist()), logits.sigmoid())

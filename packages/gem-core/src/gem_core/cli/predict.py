@@ -18,7 +18,8 @@ from gem_core.errors import ConfigError
 def predict(run: Path, rows: str, events: tuple[str, ...], out: Path) -> None:
     """Score the rows of a file with a run (its best checkpoint, else its newest) or a checkpoint.
 
-    The rows need no labels. The output has the rows in order: row_id, user, and a probability per objective.
+    The rows need no labels. The output has them in order: row_id (the row's place in the file, from 0, if the schema
+    names none), request (if the schema names it) and user, as they are in the file, and a probability per objective.
     """
     from gem_core.train import predict as write
 

@@ -5,9 +5,8 @@ Rows are counted from 1 in messages. All of it is vectorised: nothing here loops
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -165,6 +164,27 @@ class Column:
         self.check(self.nulls(), "a value")
         return self.ids().cast(pa.string())
 
+    def changed(self, rows: Bools) -> Bools:
+        """(n,) those of `rows` with another value than the row before them; the first row counts as unchanged.
+
+        No value and NaN are equal to themselves, and no list is an empty one.
+        """
+        out = np.zeros(len(self), np.bool_)
+        if not pa.types.is_nested(self.values.type):
+            out[1:] = _unequal(self.values[1:], self.values[:-1], rows[1:])
+            return out
+        inner, offsets = self.lists()
+        lengths = np.diff(offsets)
+        out[1:] = (lengths[1:] != lengths[:-1]) & rows[1:]
+        same = 1 + np.flatnonzero((lengths[1:] == lengths[:-1]) & (lengths[1:] > 0) & rows[1:])
+        if len(same):
+            length = np.repeat(lengths[same], lengths[same])
+            first = np.cumsum(lengths[same]) - lengths[same]
+            at = np.arange(len(length)) + np.repeat(offsets[same] - first, lengths[same])
+            one, other = (inner.values.take(pa.array(index)) for index in (at, at - length))
+            out[same] = np.logical_or.reduceat(_unequal(one, other, np.ones(len(at), np.bool_)), first)
+        return out
+
     def lists(self) -> tuple[Column, Ints]:
         """The values of all lists as a column, and (n + 1,) offsets; no list is an empty one."""
         kind = self.values.type
@@ -179,6 +199,21 @@ class Column:
         return Column(_plain(self.values.flatten()), self.name, self.role, self.source, owner), offsets
 
 
+def _unequal(one: pa.Array, other: pa.Array, rows: Bools) -> Bools:
+    """(n,) those of `rows` where two arrays of one type differ."""
+    if pa.types.is_null(one.type):
+        return np.zeros(len(one), np.bool_)
+    if pa.types.is_floating(one.type):
+        a, b = (x.to_numpy(zero_copy_only=False) for x in (one, other))
+        out: Bools = (a != b) & rows
+        return out & ((a == a) | (b == b)) if out.any() else out
+    found = pc.not_equal(one, other)
+    if found.null_count:
+        found = pc.coalesce(found, pc.xor(one.is_null(), other.is_null()))
+    out = found.to_numpy(zero_copy_only=False) & rows
+    return out
+
+
 def _plain(values: pa.Array) -> pa.Array:
     """Dictionary-encoded values decoded."""
     kind = values.type
@@ -191,12 +226,15 @@ def column(table: pa.Table, name: str, role: str, source: Source) -> Column:
     Raises:
         DataError: there is none (the nearest name is given).
     """
-    names: Sequence[str] = table.column_names
-    if name not in names:
-        raise DataError(f'{source.name}: no column "{name}" ({role}){nearest(name, source.columns or names)}')
-    if names.count(name) > 1:
+    places = table.schema.get_all_field_indices(name)
+    if not places:
+        raise DataError(
+            f'{source.name}: no column "{name}" ({role}){nearest(name, source.columns or table.column_names)}'
+        )
+    if len(places) > 1:
         raise DataError(f'{source.name}: two columns are called "{name}" ({role})')
-    chunks = [_plain(c) for c in table.column(name).chunks]
-    kind = table.schema.field(name).type
-    empty: Any = pa.array([], kind.value_type if pa.types.is_dictionary(kind) else kind)
-    return Column(pa.concat_arrays(chunks) if chunks else empty, name, role, source)
+    found = table.column(places[0])
+    chunks = [_plain(c) for c in found.chunks]
+    if len(chunks) == 1:
+        return Column(chunks[0], name, role, source)
+    return Column(pa.concat_arrays(chunks) if chunks else _plain(pa.nulls(0, found.type)), name, role, source)

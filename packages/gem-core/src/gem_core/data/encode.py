@@ -1,7 +1,7 @@
 """The one preprocessing of training and serving: Arrow tables or records to encoded rows and batches.
 
 * Requests are adjacent rows with an equal `request` column or, where the schema names none, of equal user, time and
-  `history_before`; request-level features are those of the first row.
+  `history_before`; they share the request-level features.
 * Ids become `MISSING`, `UNSEEN` or the place in the table's vocabulary (hash bucket) from `FIRST_KNOWN` on. A feature
   of several ids keeps its first `max_length`.
 * Numbers are transformed, then standardised by the fitted statistics. One without a value is NaN as a feature and 0,
@@ -28,11 +28,13 @@ from gem_core.data.rows import Array, Dense, EncodedRows, EventLog, IdColumn, Id
 from gem_core.data.tables import records_table
 from gem_core.data.values import (
     ROWS_OF_A_REQUEST,
+    SHARED,
     Targets,
     Unlabelled,
     dense_values,
     inline_column,
     label_columns,
+    request_features,
     row_columns,
     surface_index,
     surface_texts,
@@ -193,6 +195,12 @@ def _join(parts: Sequence[Array], kind: type[np.generic]) -> Any:
     return np.concatenate(parts) if parts else np.empty(0, kind)
 
 
+def _join_ids(parts: Sequence[pa.Array]) -> pa.ChunkedArray:
+    """Integers, or text where any part is text."""
+    kinds = {part.type for part in parts}
+    return pa.chunked_array([part.cast(pa.string()) for part in parts] if len(kinds) > 1 else parts)
+
+
 class _RowsBuilder:
     """Encodes the pieces of a log's rows one by one; a request may run over the border of two pieces."""
 
@@ -201,8 +209,10 @@ class _RowsBuilder:
         self.counts: dict[str, IdCounts] = dict(log.counts) if log is not None else {}
         self.flat: dict[str, list[Array]] = {}
         self.groups: dict[str, list[dict[str, Any]]] = {}
+        self.identity: dict[str, list[pa.Array]] = {}
         self.inline: dict[str, list[dict[str, Array]]] = {event: [] for event in self.schema.events}
         self.last: list[Ints] | None = None
+        self.last_features: dict[str, pa.Array] = {}
         self.rows_seen = 0
         self.rows_kept = 0
 
@@ -231,6 +241,8 @@ class _RowsBuilder:
             table, row_id, surface = table.take(pa.array(keep)), row_id[keep], surface[keep]
             targets.select(targets.any)
         starts, user, time, before = self._requests(table, source)
+        self._check_shared(table, source, starts)
+        self._identify(table, source, row_id)
         heads, heads_source = table.take(pa.array(starts)), source.take(starts, len(table))
         self._flat(
             starts=starts + self.rows_kept,
@@ -298,6 +310,37 @@ class _RowsBuilder:
             new = changed[0] | changed[1] | changed[2]
         return np.flatnonzero(new), user, time, before
 
+    def _identify(self, table: pa.Table, source: Source, row_id: Ints) -> None:
+        """Keep what names the rows."""
+        for role, name in {
+            "row_id": self.schema.row_id,
+            "request": self.schema.request,
+            "user": self.schema.user,
+        }.items():
+            if name is not None:
+                self.identity.setdefault(role, []).append(column(table, name, role, source).ids())
+            elif role == "row_id":
+                self.identity.setdefault(role, []).append(pa.array(row_id))
+
+    def _check_shared(self, table: pa.Table, source: Source, starts: Ints) -> None:
+        """Raise for a request-level feature that is not the same in all rows of a request."""
+        if not len(table):
+            return
+        goes_on = np.ones(len(table), np.bool_)
+        goes_on[starts] = False
+        shared = len(starts) < len(table)
+        for name, role in request_features(self.schema).items():
+            values = column(table, name, role, source)
+            last, self.last_features[name] = self.last_features.get(name), values.values[-1:]
+            if not shared:
+                continue
+            changed = values.changed(goes_on)
+            if goes_on[0] and last is not None:
+                # As texts too: files may write one id as an integer and as text, and NaN is not equal to itself.
+                first, before = values.values[0].as_py(), last[0].as_py()
+                changed[0] = first != before and str(first) != str(before)
+            values.check(changed, SHARED)
+
     def _inline(self, event: str, heads: pa.Table, source: Source, before: Ints) -> dict[str, Array]:
         """Events of one type from the list columns of requests' first rows."""
         times, offsets = inline_column(heads, event, "time", source).lists()
@@ -354,6 +397,7 @@ class _RowsBuilder:
             spans=spans,
             log=log,
             max_lengths=limits,
+            identity=pa.table({role: _join_ids(parts) for role, parts in self.identity.items()}),
             counts=self.counts,
             **flat,
             **groups,

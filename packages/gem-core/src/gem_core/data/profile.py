@@ -20,7 +20,7 @@ from gem_core.data.encode import Tables
 from gem_core.data.ids import column_keys, factorize, keys, splitmix64
 from gem_core.data.readers.base import TableReader
 from gem_core.data.rows import UserEvents
-from gem_core.data.values import Targets, inline_column, surface_texts, vector_values
+from gem_core.data.values import SHARED, Targets, inline_column, request_features, surface_texts, vector_values
 from gem_core.errors import DataError
 from gem_core.schema import DenseFeature
 
@@ -344,6 +344,7 @@ class _Profiler:
             request = self._keys(self._column(table, schema.request, "request", source), "a request")
             own = own if request is None else [request]
         starts = np.flatnonzero(np.logical_or.reduce([np.diff(k, prepend=k[:1] - 1) != 0 for k in own]))
+        self._shared(table, source, starts)
         out.requests, out.users = len(starts), len(np.unique(user))
         out.first, out.last = _range(time)
         out.rows_per_request = _quantiles(np.diff(starts, append=len(table)))
@@ -357,6 +358,16 @@ class _Profiler:
             if lengths is not None:
                 out.history[event] = _quantiles(lengths)
                 out.truncated[event] = float((lengths > kind.max_length).mean()) if len(lengths) else 0.0
+
+    def _shared(self, table: pa.Table, source: Source, starts: Ints) -> None:
+        """Count the values of request-level features that are not those of the rows before in their request."""
+        goes_on = np.ones(len(table), np.bool_)
+        goes_on[starts] = False
+        for name, role in request_features(self.schema).items():
+            values = self._column(table, name, role, source)
+            changed = None if values is None else self._try(values.changed, goes_on)
+            if values is not None and changed is not None:
+                self._count(values, changed, SHARED)
 
     def _inline(self, event: str, heads: pa.Table, source: Source, before: Ints) -> Ints | None:
         """Lengths of the histories in list columns; events at or after the request and out of order are counted."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import torch
 
 from gem_core.data.batch import Batch, Jagged
@@ -138,6 +139,8 @@ class EncodedRows:
         spans: per event type (start, end), each (Q,): the request's events in `log`, oldest first.
         log: the stored events that `spans` point into.
         labels, masks, weights: per task (B,) float32.
+        identity: (B rows) what the log itself calls a row: `row_id` (where the schema names none, the row's place, from
+            0), `request` (where the schema names it) and `user`, as integers or text.
         counts: per lookup key, what was missing or unseen.
     """
 
@@ -158,6 +161,7 @@ class EncodedRows:
     labels: dict[str, Dense]
     masks: dict[str, Dense]
     weights: dict[str, Dense]
+    identity: pa.Table
     counts: dict[str, IdCounts]
 
     @property

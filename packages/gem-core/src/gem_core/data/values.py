@@ -5,6 +5,7 @@ Used alike by fitting (gem_core.data.fit) and encoding (gem_core.data.encode), s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
@@ -15,7 +16,7 @@ import pyarrow.compute as pc
 from gem_core.data.columns import Bools, Column, Floats, Source, column
 from gem_core.data.rows import Dense
 from gem_core.errors import DataError, nearest
-from gem_core.schema import DenseFeature, EventField, Schema
+from gem_core.schema import DenseFeature, EventField, Schema, SparseFeature, VectorFeature
 
 Role = Literal[
     "user", "time", "request", "row id", "surface", "dense", "id", "vector", "label", "mask", "weight", "event"
@@ -24,6 +25,7 @@ Unlabelled = Literal["error", "keep", "drop"]
 """What to do with a row that has a label for no task."""
 
 ROWS_OF_A_REQUEST = "what its request has: the rows of a request are adjacent and share user and time"
+SHARED = "what the row before it has, which is of the same request (a feature that may differ has level: row)"
 
 
 def row_columns(schema: Schema, inline_events: bool) -> dict[str, Role]:
@@ -48,6 +50,21 @@ def row_columns(schema: Schema, inline_events: bool) -> dict[str, Role]:
         if name is not None:
             out.setdefault(name, role)
     return out
+
+
+def request_features(schema: Schema) -> dict[str, str]:
+    """The columns of the request-level features, and what each is for."""
+    kinds: dict[str, Mapping[str, DenseFeature | SparseFeature | VectorFeature]] = {
+        "dense": schema.dense,
+        "sparse": schema.sparse,
+        "vector": schema.vectors,
+    }
+    return {
+        feature.column or name: f"{kind} feature {name}"
+        for kind, features in kinds.items()
+        for name, feature in features.items()
+        if feature.level == "request"
+    }
 
 
 def label_columns(schema: Schema) -> set[str]:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 import torch
 
 from gem_core.data.batch import Batch
+from gem_core.data.readers.base import TableReader
+from gem_core.data.rows import EncodedRows
 from gem_core.errors import ConfigError
 from gem_core.plugins import Registry
 from gem_core.train.build import Parts, restore
@@ -30,9 +33,11 @@ def predict(
     registry: Registry | None = None,
     reader: Mapping[str, Any] | None = None,
 ) -> int:
-    """Write `row_id`, `user` (the key of `Batch.user`) and one probability per task for every row of a split.
+    """Write one probability per task for every row of a split, in the log's order, beside what the log calls the row.
 
-    The file (.parquet or .csv by its name) appears when it is complete; rows are in the split's order.
+    These columns are `row_id` (where the schema names none, the row's place in the split, from 0), `request` (where the
+    schema names it) and `user`, as the log has them. Of a reader that is no `TableReader`: its order, and `row_id` and
+    `user` as in `Batch`. The file (.parquet or .csv by its name) appears when it is complete.
 
     Args:
         path: a checkpoint's folder, or a run's (its best checkpoint, else its newest).
@@ -50,27 +55,42 @@ def predict(
         raise ConfigError(f"predictions go to a .parquet or .csv file, not {output.name}")
     parts = restore(path, registry, overrides, reader)
     parts.check_split(split)
-    tasks = list(parts.schema.objectives)
-    fields = [("row_id", pa.int64()), ("user", pa.int64()), *((task, pa.float32()) for task in tasks)]
-    rows, waiting = 0, 0
+    source: object = parts.reader
+    rows = source.load(split) if isinstance(source, TableReader) else None
+    names = pa.schema([("row_id", pa.int64()), ("user", pa.int64())]) if rows is None else rows.identity.schema
+    schema = pa.schema([*names, *(pa.field(task, pa.float32()) for task in parts.schema.objectives)])
+    written, waiting = 0, 0
     tables: list[pa.Table] = []
-    with _writer(output, pa.schema(fields)) as write, closing(parts.batches(split)) as batches:
-        for batch, _ in batches:
-            tables.append(_table(parts, batch, pa.schema(fields)))
-            rows, waiting = rows + batch.rows, waiting + batch.rows
+    with _writer(output, schema) as write, closing(_batches(parts, split, rows)) as batches:
+        for batch, named in batches:
+            with parts.precision.autocast(parts.strategy.device):
+                logits = parts.module(batch).logits
+            scores = (logits[task].float().sigmoid().cpu().numpy() for task in parts.schema.objectives)
+            tables.append(pa.table([*named, *map(pa.array, scores)], schema=schema))
+            written, waiting = written + batch.rows, waiting + batch.rows
             if waiting >= ROW_GROUP:
                 write(pa.concat_tables(tables))
                 tables, waiting = [], 0
         if tables:
             write(pa.concat_tables(tables))
-    return rows
+    return written
 
 
-def _table(parts: Parts, batch: Batch, schema: pa.Schema) -> pa.Table:
-    with parts.precision.autocast(parts.strategy.device):
-        logits = parts.module(batch).logits
-    columns = [batch.row_id, batch.user[batch.request], *(logits[t].float().sigmoid() for t in parts.schema.objectives)]
-    return pa.table([pa.array(c.cpu().numpy()) for c in columns], schema=schema)
+def _batches(
+    parts: Parts, split: str, rows: EncodedRows | None
+) -> Generator[tuple[Batch, list[pa.ChunkedArray | pa.Array]], None, None]:
+    """Batches in order, and the columns that name their rows."""
+    if rows is None:
+        with closing(parts.batches(split)) as batches:
+            for batch, _ in batches:
+                yield batch, [pa.array(x.cpu().numpy()) for x in (batch.row_id, batch.user[batch.request])]
+        return
+    start = 0
+    for end in rows.batches(np.arange(rows.requests), parts.recipe.data.batch_rows).tolist():
+        first, last = rows.offsets[start], rows.offsets[end]
+        batch = rows.batch(np.arange(start, end)).to(parts.strategy.device)
+        yield batch, rows.identity.slice(first, last - first).columns
+        start = end
 
 
 @contextmanager
