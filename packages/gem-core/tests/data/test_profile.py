@@ -65,7 +65,7 @@ SMALL = {
     "surface": "s",
     "surfaces": ["feed"],
     "sparse": {"ad": {"vocabulary": ["a", "b"], "unseen": "error"}, "kind": {}, "tags": {"multi": True}},
-    "dense": {"x": {"missing": "error", "transform": "log1p"}, "z": {}},
+    "dense": {"x": {"missing": "error", "transform": "log1p"}, "z": {}, "w": {"level": "request"}},
     "vectors": {"v": {"width": 1}},
     "events": {"click": {"fields": {"ad": {}, "kind": {}, "cost": {"kind": "dense"}}}},
     "objectives": {"y": {}, "z2": {"rate": "r"}},
@@ -73,7 +73,7 @@ SMALL = {
 SOUND: dict[str, list[Any]] = {
     "u": [1, 1, 2], "t": [5, 5, 6], "q": [1, 1, 2], "id": [1, 2, 3], "h": [5, 5, 6], "s": ["feed"] * 3,
     "ad": ["a", "b", "a"], "kind": [1, 2, 3], "tags": [["p"], [], None], "x": [0.0, 1.0, 2.0], "z": [1, 2, 3],
-    "v": [[1.0], [2.0], None], "y": [0, 1, None], "z2": [1, 0, None], "r": [1.0, 0.5, None],
+    "w": [4, 4, None], "v": [[1.0], [2.0], None], "y": [0, 1, None], "z2": [1, 0, None], "r": [1.0, 0.5, None],
     "click.time": [[1, 2], None, [3]], "click.ad": [["a", "b"], None, ["a"]], "click.kind": [[1, 1], None, [1]],
     "click.cost": [[1.0, 2.0], None, [3.0]],
 }  # fmt: skip
@@ -96,6 +96,7 @@ FAULTS: dict[str, tuple[dict[str, Any], int | None, str]] = {
     "type of lists": ({"tags": [1, 2, 3]}, None, 'column "tags".*expected lists'),
     "time": ({"t": [None, 5, 6]}, None, 'row 1, column "t".*a time'),
     "surface missing": ({"s": ["feed", None, "feed"]}, None, 'row 2, column "s".*a value'),
+    "request level": ({"w": [4, 5, None]}, 1, r'row 2, column "w" \(dense feature w\).*of the same request.*found 5'),
     "no column": ({"y": ...}, None, 'rows: no column "y"'),
     "no history": ({"click.time": ...}, None, 'rows: no column "click.time"'),
 }
@@ -160,7 +161,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(*arguments: str | Path) -> Any:
-    return CliRunner().invoke(command, [str(a) for a in arguments], env={"COLUMNS": "160"})
+    return CliRunner().invoke(command, [str(a) for a in arguments], env={"COLUMNS": "40"})
 
 
 def test_command_with_a_schema(folder: Path) -> None:
@@ -169,6 +170,10 @@ def test_command_with_a_schema(folder: Path) -> None:
     assert shown.exit_code == 0, shown.output
     for text in ("Splits", "Labels", "Events", "Ids", "Vocabularies", "Numbers", "No faults found", "feed"):
         assert text in shown.output
+    lines = shown.output.splitlines()
+    assert any("repeated row ids" in line and "identical rows" in line for line in lines), (
+        "nothing is wrapped in a pipe"
+    )
     plain = run(
         folder / "schema.yaml",
         folder / "rows.csv",

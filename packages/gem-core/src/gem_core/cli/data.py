@@ -11,6 +11,9 @@ import click
 
 from gem_core.errors import ConfigError
 
+UNBROKEN = 10_000
+"""Columns of a console that is no terminal: no line of a table is broken in a file or a pipe."""
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -86,11 +89,13 @@ def _of_files(path: Path, files: Sequence[str], events: Sequence[str], delimiter
 # ---- tables for people ------------------------------------------------------------------------------------------
 
 
-def show(found: Profile, console: Console | None = None) -> None:
+def show(found: Profile) -> None:
     """Print a profile."""
     from rich.console import Console
 
-    console = Console() if console is None else console
+    console = Console()
+    if not console.is_terminal:
+        console.width = UNBROKEN
     _show_splits(found, console)
     _show_labels(found.splits, console)
     _show_history(found, console)
