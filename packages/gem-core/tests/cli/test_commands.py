@@ -54,6 +54,20 @@ def test_print_config_is_the_resolved_recipe(log: Path, capsys: pytest.CaptureFi
     assert output(capsys, "train", "again.yaml", "--print-config") == out
 
 
+def test_summary_reads_no_data(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (log / "rows.csv").unlink()
+    out = output(capsys, "train", "recipe.yaml", "model.hidden=[4]", "--summary")
+    titles = [line.split(",")[0] for line in out.splitlines() if not line.startswith(" ")]
+    assert titles == ["dense parameters", "table parameters", "forward FLOPs per row"]
+    assert "1 row a request and events 8 click" in out and "category (at most)" in out
+    counts = json.loads(output(capsys, "train", "recipe.yaml", "model.hidden=[4]", "--summary", "--json"))
+    assert (
+        counts["at_most"] == ["ad", "category"]
+        and {"features", "attention.click", "mlp", "heads"} == counts["parameters"].keys()
+    )
+    assert not (log / "runs").exists(), "nothing was trained"
+
+
 def test_train_prints_a_table(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = output(capsys, "train", "recipe.yaml")
     assert out.splitlines()[0] == f"finished at step 3, best at step 3; checkpoint {BEST}"
@@ -154,7 +168,8 @@ def test_predict_scores_rows_without_labels(run: Path, capsys: pytest.CaptureFix
     scores = pyarrow.csv.read_csv(run / "out" / "scores.csv")
     assert scores.column_names == ["row_id", "user", "click", "buy"]
     assert all(0 < p < 1 for name in ("click", "buy") for p in scores[name].to_pylist())
-    assert len(set(scores["user"].to_pylist())) == 6
+    assert scores["row_id"].to_pylist() == list(range(60)), "the place in the file"
+    assert scores["user"].to_pylist() == table["user"].to_pylist(), "as in the file"
 
 
 def test_doctor_and_plugins_run_for_real(capsys: pytest.CaptureFixture[str]) -> None:

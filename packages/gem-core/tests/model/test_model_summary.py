@@ -36,9 +36,7 @@ class Allocated(TorchDispatchMode):
 
 
 def size_of(name: str, **options: Any) -> Summary:
-    recipe = recipes.load(SHIPPED[name])
-    schema = None if recipe.data.schema_ is not None else Schema.load(SCHEMA)
-    return summarise(recipe, default_registry(), schema, **options)
+    return summarise(recipes.load(SHIPPED[name]), default_registry(), **options)
 
 
 def test_the_cluster_recipe_is_counted_without_memory(capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,6 +49,7 @@ def test_the_cluster_recipe_is_counted_without_memory(capsys: pytest.CaptureFixt
     assert sum(summary.tables.values()) > 1e12
     assert 3e10 < sum(summary.flops.values()) < 3e11
     assert "towers.impression" in str(summary) and "ad  " in str(summary)
+    assert "with 20 rows a request and events 800 click, 1200 impression, 100 conversion\n" in str(summary)
 
 
 def test_sizes_rise_from_s_to_cluster() -> None:
@@ -79,14 +78,27 @@ def test_a_schema_that_is_not_fitted_counts_at_its_largest() -> None:
     recipe = recipes.parse({"data": {"reader": "memory", "schema": {**FULL, **small}}, "model": "kunlun"})
     summary = summarise(recipe, default_registry())
     assert summary.tables == {"ad": (30 + 2) * 16, "kind": (2 + 2) * 16}
+    assert summary.at_most == ("ad",)
+    assert "table parameters, at most 2.3 KB in float32\n  ad (at most)" in str(summary)
+    assert "with 1 row a request and events of no type\n" in str(summary)
     bins = recipe.data.schema_["dense"]["x"].get("bins", 26)  # type: ignore[index, call-overload]
     linear = (bins + 1) + 2 + 1  # x's bins and missing bit, y and its, ...
     assert summary.parameters["features"] > linear * 32
 
 
+def test_a_reader_says_its_schema_without_the_log() -> None:
+    reader = {"name": "completejourney", "source": "nowhere", "max_length": {"purchase": 7}}
+    data = {"reader": reader}
+    summary = summarise(recipes.parse({"data": data, "model": "kunlun"}), default_registry())
+    assert summary.events["purchase"] == 7 and summary.events["campaign"] == 32
+    reader["max_length"] = {"purchases": 7}
+    with pytest.raises(ConfigError, match='no events "purchases"; did you mean "purchase"'):
+        summarise(recipes.parse({"data": data, "model": "kunlun"}), default_registry())
+
+
 def test_what_a_summary_cannot_know_is_said() -> None:
-    recipe = recipes.parse({"data": {"reader": "completejourney"}, "model": "kunlun"})
-    with pytest.raises(ConfigError, match='reader "completejourney" brings its own schema'):
+    recipe = recipes.parse({"data": {"reader": "memory"}, "model": "kunlun"})
+    with pytest.raises(ConfigError, match='reader "memory" brings its own schema, which only its data tell'):
         summarise(recipe, default_registry())
     with pytest.raises(ConfigError, match='no event type "clik" in the schema; did you mean "click"'):
         summarise(recipe, default_registry(), make_schema(), lengths={"clik": 3})

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 @click.argument("recipe", type=click.Path(path_type=Path))
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--print-config", is_flag=True, help="Print the resolved recipe, defaults included, and stop.")
+@click.option("--summary", is_flag=True, help="Print the model's parameters, tables and FLOPs per row, and stop.")
 @click.option(
     "--resume",
     type=click.Choice(["auto", "never", "must"]),
@@ -31,6 +32,7 @@ def train(
     recipe: Path,
     overrides: tuple[str, ...],
     print_config: bool,
+    summary: bool,
     resume: Literal["auto", "never", "must"],
     machine: bool,
 ) -> None:
@@ -38,6 +40,9 @@ def train(
 
     RECIPE is a YAML file (or a .py file with a function recipe()). KEY=VALUE overrides a key of it, as in
     trainer.epochs=2 or model=din; values are YAML.
+
+    --summary reads no data: a vocabulary that is still to be learned counts at its largest (max_vocabulary), and FLOPs are
+    those of a row alone in its request with histories as long as they may be.
 
     The first SIGTERM or Ctrl-C saves a checkpoint and ends with exit code 1; the same command then goes on from there.
     """
@@ -49,16 +54,23 @@ def train(
     if print_config:
         click.echo(resolved.to_yaml(), nl=False)
         return
+    if summary:
+        from gem_core.model.summary import summarise
+
+        counts = summarise(resolved, registry)
+        with results(machine) as show:
+            show(counts, str(counts))
+        return
     from gem_core.train import train as run
 
     with results(machine) as show:
         result = run(resolved, registry, resume)
         if main_process():
-            show(result, _summary(result))
+            show(result, _outcome(result))
     context.exit(result.exit_code)
 
 
-def _summary(result: Result) -> str:
+def _outcome(result: Result) -> str:
     best = f", best at step {result.best_step}" if result.best_step is not None else ""
     lines = [f"{result.status} at step {result.step}{best}; checkpoint {result.checkpoint}"]
     if result.validation or result.test:

@@ -1,7 +1,9 @@
-"""What a recipe's model is made of, without allocating it: parameters by part, rows of its tables, FLOPs per row.
+"""What a recipe's model is made of, without allocating it or reading data: parameters by part, tables, FLOPs per row.
 
 summary = summarise(recipe, registry, schema=None, lengths={"click": 800}, rows_per_request=20)
 print(summary)
+
+`gem train RECIPE --summary` prints it.
 """
 
 from __future__ import annotations
@@ -23,22 +25,37 @@ from gem_core.schema import DenseStats, Fitted, Schema
 
 @dataclass(frozen=True)
 class Summary:
-    """`parameters`: dense, by part. `tables`: numbers of each embedding table. `flops`: forward, per row, by part."""
+    """The counts.
+
+    Attributes:
+        parameters: dense, by part.
+        tables: numbers of each embedding table.
+        flops: forward, per row, by part, for `events` per type and `rows_per_request`.
+        at_most: the tables whose vocabulary is still to be learned, counted at its largest.
+    """
 
     parameters: dict[str, int]
     tables: dict[str, int]
     flops: dict[str, float]
+    events: dict[str, int]
+    rows_per_request: int
+    at_most: tuple[str, ...]
 
     def __str__(self) -> str:
+        rows = "1 row" if self.rows_per_request == 1 else f"{self.rows_per_request} rows"
+        events = ", ".join(f"{n} {event}" for event, n in self.events.items())
+        limit = "at most " if self.at_most else ""
+        tables = {f"{table}{' (at most)' if table in self.at_most else ''}": n for table, n in self.tables.items()}
         blocks: list[tuple[str, Mapping[str, float]]] = [
             ("dense parameters", self.parameters),
-            ("table parameters", self.tables),
-            ("forward FLOPs per row", self.flops),
+            (f"table parameters, {limit}{_short(4 * sum(self.tables.values()))}B in float32", tables),
+            (f"forward FLOPs per row, with {rows} a request and events {events or 'of no type'}", self.flops),
         ]
         lines = []
         for title, values in blocks:
-            lines += [title, *(f"  {part:<32}{_short(n):>10}" for part, n in values.items())]
-            lines.append(f"  {'total':<32}{_short(sum(values.values())):>10}")
+            width = max([32, *map(len, values)])
+            lines += [title, *(f"  {part:<{width}}{_short(n):>10}" for part, n in values.items())]
+            lines.append(f"  {'total':<{width}}{_short(sum(values.values())):>10}")
         return "\n".join(lines)
 
 
@@ -53,16 +70,12 @@ def summarise(
     """Build the recipe's model on the meta device and count it.
 
     Args:
-        schema: of a reader that brings its own; else the recipe's. It need not be fitted: a vocabulary that is still
-            to be learned counts with its largest size.
+        schema: default: the recipe's, or that of a reader which says it without its data (`schema_of`). It need not be
+            fitted: a vocabulary that is still to be learned counts with its largest size.
         lengths: typical number of events per event type (default: the schema's `max_length`).
         rows_per_request: rows that share the work done once per request.
     """
-    if schema is None:
-        given = recipe.data.schema_
-        if given is None:
-            raise ConfigError(f'summary: reader "{recipe.data.reader.name}" brings its own schema: pass it')
-        schema = Schema.load(given) if isinstance(given, str) else Schema.parse(given, "recipe: data.schema")
+    schema = _schema_of(recipe, registry) if schema is None else schema
     for event in lengths or {}:
         if event not in schema.events:
             raise ConfigError(f'summary: lengths: no event type "{event}" in the schema{nearest(event, schema.events)}')
@@ -76,7 +89,29 @@ def summarise(
         parameters={part: n for part, n in _parameters(model) if n},
         tables={table.name: table.rows * table.dim for table in tables.tables},
         flops={part: n / rows_per_request for part, n in model.flops(batch).items()},
+        events={event: fields["time"].values.numel() for event, fields in batch.events.items()},
+        rows_per_request=rows_per_request,
+        at_most=tuple(table.name for table in tables.tables if _learned(schema, table.name)),
     )
+
+
+def _schema_of(recipe: Recipe, registry: Registry) -> Schema:
+    """The schema of the recipe's reader, as it is known before the data are read."""
+    given, reader = recipe.data.schema_, recipe.data.reader
+    schema = None
+    if given is not None:
+        schema = Schema.load(given) if isinstance(given, str) else Schema.parse(given, "recipe: data.schema")
+    known = getattr(registry.get("reader", reader.name).load(), "schema_of", None)
+    if known is not None:
+        schema = known(registry.config("reader", reader.name, reader.options, "data.reader"), schema)
+    if schema is None:
+        raise ConfigError(f'summary: reader "{reader.name}" brings its own schema, which only its data tell: pass it')
+    return schema
+
+
+def _learned(schema: Schema, table: str) -> bool:
+    options = schema.sparse_options(table)
+    return schema.fitted is None and options.hash is None and options.vocabulary is None
 
 
 class _Tables:

@@ -41,6 +41,14 @@ class CompleteJourneyReader(TableReader):
     Config: ClassVar[type[CompleteJourneyConfig]] = CompleteJourneyConfig
 
     def __init__(self, config: CompleteJourneyConfig, schema: Schema | None = None, seed: int = 0) -> None:
+        schema = self.schema_of(config, schema)
+        source = None if config.source is None else Path(config.source)
+        self.folder = _prepared(cache_folder(config.cache), source, config.households)
+        super().__init__(config, schema, seed)
+
+    @staticmethod
+    def schema_of(config: CompleteJourneyConfig, schema: Schema | None = None) -> Schema:
+        """The schema that a reader of this configuration reads by, known without the log: `schema` or the log's own."""
         schema = Schema.load(SCHEMA) if schema is None else schema
         events = dict(schema.events)
         for event, length in config.max_length.items():
@@ -49,9 +57,7 @@ class CompleteJourneyReader(TableReader):
             if length < 1:
                 raise ConfigError(f"reader completejourney: max_length.{event}: expected at least 1, found {length}")
             events[event] = events[event].model_copy(update={"max_length": length})
-        source = None if config.source is None else Path(config.source)
-        self.folder = _prepared(cache_folder(config.cache), source, config.households)
-        super().__init__(config, schema.model_copy(update={"events": events}), seed)
+        return schema.model_copy(update={"events": events})
 
     @property
     def split(self) -> Split:
