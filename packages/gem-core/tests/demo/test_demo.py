@@ -132,6 +132,7 @@ def test_trees_are_measured_on_the_rows_of_the_reader(reader: CompleteJourneyRea
         assert run.test[f"{task}/rows"] == (rows.masks[task] > 0).sum()
     assert run.test["joint/rows"] == sum((mask > 0).sum() for mask in rows.masks.values())
     assert 0 < run.seconds == run.speed[0]["seconds"] and run.best_step is None
+    assert run.largest("rss_gib") > 0.01
     assert min(line["purchase/ne"] for line in run.evaluations if "purchase/ne" in line) == pytest.approx(
         run.validation["purchase/ne"], rel=1e-5
     )

@@ -40,6 +40,7 @@ def write_run(folder: Path, name: str, seed: int = 0, ne: float = 0.8, auc: floa
             "gflops_per_step": 0.1,
             "fill": 0.5,
             "mfu": 0.1,
+            "rss_gib": 1.25,
         },
         {
             "kind": "speed",
@@ -49,6 +50,7 @@ def write_run(folder: Path, name: str, seed: int = 0, ne: float = 0.8, auc: floa
             "gflops_per_step": 0.3,
             "fill": 1.0,
             "mfu": 0.1,
+            "rss_gib": 1.5,
         },
     ]
     if not fast:

@@ -146,8 +146,16 @@ def test_positives_are_not_needed(runs: list[Run]) -> None:
 
 def test_speed_says_nothing_where_nothing_was_measured(runs: list[Run]) -> None:
     gem, trees = speed(runs).sections[0].rows
-    assert [c.text for c in gem] == ["GEM", "8", "50", "–", "10.00", "0.10", "0.88"]
-    assert [c.text for c in trees] == ["Trees", "8", *"–––––"]
+    assert [c.text for c in gem] == ["GEM", "8", "50", "–", "10.00", "0.10", "0.88", "1.5"]
+    assert [c.text for c in trees] == ["Trees", "8", *"––––––"]
+
+
+def test_speed_tells_of_a_gpu_where_there_was_one(runs: list[Run]) -> None:
+    assert "GPU GiB" not in speed(runs).columns
+    *others, last = runs
+    table = speed([*others, replace(last, speed=({"step": 20, "seconds": 8.0, "gpu_gib": 7.25},))])
+    assert table.columns[-1] == "GPU GiB"
+    assert [row[-1].text for row in table.sections[0].rows] == ["–", "7.2"]
 
 
 def test_verdicts_name_the_winner_the_margin_and_what_weakens_them(runs: list[Run]) -> None:

@@ -130,7 +130,7 @@ def test_peak_and_the_share_of_it() -> None:
 def test_the_meter_adds_up_windows() -> None:
     embedding = TorchEmbedding(TorchEmbedding.Config(), seed=0)
     model = TinyModel(TinyModel.Config(), schema=fitted_schema(), embedding=embedding)
-    meter = Meter(model, peak=1e9)
+    meter = Meter(model, 1e9, torch.device("cpu"))
     batches = [make_batch(4, seed=0), make_batch(2, seed=1)]
     with meter.paused(), meter.waiting():
         pass
@@ -142,11 +142,18 @@ def test_the_meter_adds_up_windows() -> None:
     assert got["gflops_per_step"] == sum(sum(model.flops(b).values()) for b in batches) / 1e9
     assert got["fill"] == 1.0
     assert 0 <= got["wait_share"] <= 1
-    assert got["rss_gib"] > 0.01
+    assert got["rss_gib"] > 0.01 and "gpu_gib" not in got
     meter.reset()
     assert "fill" not in meter.read()
     plain = nn.Linear(1, 1)
     plain.flops = lambda batch: {}  # type: ignore[assignment]
-    other = Meter(plain, peak=1e9)
+    other = Meter(plain, 1e9, torch.device("cpu"))
     other.add(batches)
     assert "fill" not in other.read()
+
+
+def test_the_memory_of_a_gpu_counts_from_the_run_s_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    peaks = {torch.device("cuda:1"): 5 * 2**30}
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", peaks.__getitem__)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: peaks.update({device: 3 * 2**29}))
+    assert Meter(nn.Linear(1, 1), 1e9, torch.device("cuda:1")).read()["gpu_gib"] == 1.5

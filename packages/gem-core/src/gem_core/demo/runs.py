@@ -21,6 +21,7 @@ from gem_core.plugins import Registry
 from gem_core.recipe import Recipe, resolve
 from gem_core.report import Run, load_run
 from gem_core.train import RankingMetrics, train
+from gem_core.train.meter import peak_memory_gib
 
 
 class Interrupted(GemError):
@@ -125,7 +126,7 @@ def _write(
         scores = {f"{t}/ne": e.curve[step - 1] for t, e in ensembles.items() if step <= len(e.curve)}
         lines.append({"kind": "validation", "step": step, **scores})
     lines.append({"kind": "test", "step": steps, **test})
-    speed = {"kind": "speed", "step": steps, "seconds": seconds}
+    speed = {"kind": "speed", "step": steps, "seconds": seconds, "rss_gib": peak_memory_gib()}
     result = {
         "status": "finished",
         "step": steps,

@@ -66,6 +66,10 @@ class Run:
         total = sum(line["seconds"] for line in lines)
         return sum(line[name] * line["seconds"] for line in lines) / total if total else None
 
+    def largest(self, name: str) -> float | None:
+        """The largest of a figure of speed.jsonl; None where no line has it."""
+        return max((line[name] for line in self.speed if name in line), default=None)
+
     def mflops_per_row(self) -> float | None:
         """Forward FLOPs of a row, in millions, averaged over training; None where no line has FLOPs."""
         flops = rows = before = 0.0

@@ -70,7 +70,7 @@ def _section(heading: str, runs: Sequence[Run], metrics: Sequence[str]) -> Secti
 
 
 def speed(runs: Sequence[Run]) -> Table:
-    """What training cost: time, rows and events per second, FLOPs, fill. Means over the seeds of a model."""
+    """What training cost: time, rows and events per second, FLOPs, fill, memory. Means over the seeds of a model."""
     columns: dict[str, tuple[Callable[[Run], float | None], int]] = {
         "training s": (lambda run: run.seconds, 0),
         "rows/s": (lambda run: run.rate("samples_per_s"), 0),
@@ -78,7 +78,10 @@ def speed(runs: Sequence[Run]) -> Table:
         "MFLOP/row": (Run.mflops_per_row, 2),
         "MFU": (lambda run: run.rate("mfu"), 2),
         "fill": (lambda run: run.rate("fill"), 2),
+        "peak GiB": (lambda run: run.largest("rss_gib"), 1),
     }
+    if any(run.largest("gpu_gib") is not None for run in runs):
+        columns["GPU GiB"] = (lambda run: run.largest("gpu_gib"), 1)
     rows = []
     for name, group in by_name(runs).items():
         cells = [Cell(name)]

@@ -23,6 +23,8 @@ TERMS = {
     "MFLOP/row": "forward floating-point operations per row, in millions, from the histories' true lengths.",
     "MFU": "the share of the machine's matrix-product peak that forward and backward together use.",
     "fill": "the share of the computed event positions that hold a real event; what is missing to 1 is padding.",
+    "peak GiB": "the most memory that the process had held by the end of the run: of models trained one after another "
+    "in one process, a later one's is at least an earlier one's. GPU GiB: the most that the run itself held there.",
 }
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
 from gem_core.data.batch import Batch
@@ -26,11 +27,15 @@ class Meter:
 
     Args:
         peak: the machine's operations per second, for MFU.
+        device: where the model is; a GPU's peak memory counts from here on.
     """
 
-    def __init__(self, model: nn.Module, peak: float) -> None:
+    def __init__(self, model: nn.Module, peak: float, device: torch.device) -> None:
         self._model: Any = model
         self._peak = peak
+        self._device = device
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
         self._has_positions = hasattr(model, "positions")
         self.reset()
 
@@ -72,6 +77,8 @@ class Meter:
         out = {"samples_per_s": self._rows / seconds, "events_per_s": self._events / seconds}
         if self._computed:
             out["fill"] = self._real / self._computed
+        if self._device.type == "cuda":
+            out["gpu_gib"] = torch.cuda.max_memory_allocated(self._device) / 2**30
         return out | {
             "gflops_per_step": self._flops / max(1, self._steps) / 1e9,
             "mfu": mfu(self._flops, seconds, self._peak),

@@ -62,7 +62,13 @@ class Console:
 
 SHOWN = ("ne", "auc", "gauc", "calibration")
 """Metrics of an evaluation that the console shows; the rest is in metrics.jsonl."""
-UNITS = {"samples_per_s": "samples/s", "events_per_s": "events/s", "rss_gib": "GiB", "gflops_per_step": "GFLOP/step"}
+UNITS = {
+    "samples_per_s": "samples/s",
+    "events_per_s": "events/s",
+    "gflops_per_step": "GFLOP/step",
+    "rss_gib": "GiB",
+    "gpu_gib": "GiB of the GPU",
+}
 
 
 def _line(values: Mapping[str, float]) -> str:

@@ -94,7 +94,7 @@ class Trainer:
             seeds.seed_all(self.recipe.seed + self.strategy.rank)
             self._start(resume)
             stack.callback(self._close)
-            self.meter = Meter(self.parts.model, peak)
+            self.meter = Meter(self.parts.model, peak, self.strategy.device)
             self.note("run", self._description(peak))
             try:
                 for callback in self.callbacks:
