@@ -29,8 +29,9 @@ class ComponentConfig(BaseModel):
 class Reader(Protocol):
     """Batches with resumable state. Constructed as `Reader(config, schema=Schema | None, seed=int)`.
 
-    A reader that knows its own layout (a shipped set) brings the schema; the others get the recipe's. One that has a
-    method `load(split)` is asked, before reader processes fork, to read what they are to share.
+    A reader that knows its own layout (a shipped set) brings the schema; the others get the recipe's. A static method
+    `schema_of(config, schema)`, if there is one, says without the data which schema it will be. One that has a method
+    `load(split)` is asked, before reader processes fork, to read what they are to share.
     """
 
     Config: ClassVar[type[ComponentConfig]]
@@ -78,7 +79,8 @@ class Model(Protocol):
     """Batch -> logits and hidden layers. Constructed as `Model(config, schema=Schema, embedding=Embedding)`.
 
     A `torch.nn.Module` whose parameters are the dense side only; the tables belong to the embedding, which the
-    constructor sets up with the tables that the model needs (`embedding.setup(tables)`).
+    constructor sets up with the tables that the model needs (`embedding.setup(tables)`). What its run should say of how
+    it was built (an option that the schema overrides) stands in `notes`, a tuple of texts, if it has any.
     """
 
     Config: ClassVar[type[ComponentConfig]]

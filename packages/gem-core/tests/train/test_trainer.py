@@ -323,3 +323,19 @@ class Concatenating:
     @hookimpl
     def gem_register_reader(register: Any) -> None:
         register("concatenating", ConcatenatingReader)
+
+
+@pytest.mark.parametrize(("conditioning", "said"), [("request", True), ("full", False)])
+def test_a_run_says_where_the_schema_overrides_the_recipe(tmp_path: Path, conditioning: str, said: bool) -> None:
+    """Without request-level features, Kunlun's weights cannot be made once per request."""
+    rows = {"user": [1, 2, 3], "time": [1, 2, 3], "price": [0.0, 1.0, 2.0], "clicked": [0, 1, 0]}
+    schema = {"user": "user", "time": "time", "dense": ["price"], "objectives": {"click": {"label": "clicked"}}}
+    chosen = recipe(
+        tmp_path,
+        data={"reader": {"name": "memory", "rows": rows}, "schema": schema, "batch_rows": 3},
+        model={"name": "kunlun", "dim": 8, "layers": 1, "conditioning": conditioning},
+        trainer={"epochs": 1},
+    )
+    train(chosen, registry())
+    notes = [line["text"] for line in lines(tmp_path, "text", "speed") if line["name"] == "model"]
+    assert notes == ["conditioning: full, as the schema has no request-level feature"] * said

@@ -144,6 +144,8 @@ class Kunlun(nn.Module):
         tokens = request_tokens + row_tokens + (len(schema.objectives) if config.objective_tokens else 0)
         full = config.conditioning == "full" or request_tokens == 0
         self.full = full
+        changed = full and config.conditioning == "request"
+        self.notes = ("conditioning: full, as the schema has no request-level feature",) if changed else ()
         self.towers = ByName(
             {
                 event: Tower(

@@ -96,6 +96,8 @@ class Trainer:
             stack.callback(self._close)
             self.meter = Meter(self.parts.model, peak, self.strategy.device)
             self.note("run", self._description(peak))
+            for text in getattr(self.parts.model, "notes", ()):
+                self.note("model", text)
             try:
                 for callback in self.callbacks:
                     callback.on_start(self)
