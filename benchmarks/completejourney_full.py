@@ -1,18 +1,21 @@
 """The whole Complete Journey log: Kunlun against DIN, DCNv2 and LightGBM over seeds, and what each part of Kunlun adds.
 
-    python benchmarks/completejourney_full.py [--seeds 0 1 2] [--only kunlun din ...] [--out runs/completejourney-full]
+    python benchmarks/completejourney_full.py [--seeds 0 1 2] [--only kunlun din ...] [--jobs 2] [--out runs/completejourney-full]
 
-Every model has the same rows, features, objectives and time split; a run's checkpoint is chosen on the validation weeks. Runs
-that are finished in the folder are not repeated. Results: benchmarks/results/completejourney_full.json. The log is simulated
-from real shopping patterns, as its authors say.
+Every model has the same rows, features, objectives and time split; a run's checkpoint is chosen on the validation weeks.
+`--jobs` runs of one thread each go side by side, the longest first. Runs that are finished in the folder are not repeated.
+Results: benchmarks/results/completejourney_full.json. The log is simulated from real shopping patterns, as its authors say.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import statistics
+import time
 from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -29,28 +32,31 @@ SHOWN = ("purchase/auc", "purchase/ne", "repurchase/auc", "repurchase/ne", "join
 
 # name -> (recipe, overrides). The ablations change one thing of Kunlun each; "once per ad" is no `request` conditioning.
 MODELS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "kunlun": (BASE, ()),
     "din": ("completejourney-full-din.yaml", ()),
+    "kunlun": (BASE, ()),
     "dcnv2": ("completejourney-full-dcnv2.yaml", ()),
 }
 ABLATIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "without match counts": (BASE, ("model.match_bins=0",)),
-    "without the sequence tower": (BASE, ("model.towers.purchase=null",)),
-    "without target queries": (BASE, ("model.tower.target_queries=0",)),
-    "without rotary embedding": (BASE, ("model.tower.rote=false",)),
-    "without CompSkip": (BASE, ("model.comp_skip=false",)),
+    "without the gate": (BASE, ("model.gate=1",)),
+    "with layer norms": (BASE, ("model.wukong.norm=true",)),
+    "6 compressed tokens": (BASE, ("model.compressed_tokens=6",)),
+    "without history means": (BASE, ("model.history={}",)),
+    "with a purchase tower": (BASE, ("model.towers.purchase={}",)),
     "one layer": (BASE, ("model.layers=1",)),
     "two experts": (BASE, ("model.experts=2",)),
     "without the dense skip": (BASE, ("model.features.dense_skip=false",)),
+    "batches of 2,048": (BASE, ("data.batch_rows=2048", "optimizer.dense.lr=2e-3", "optimizer.sparse_lr=0.01")),
     "one epoch": (BASE, ("trainer.epochs=1",)),
     "purchase alone": (BASE, ("task_weights={purchase: 1.0, repurchase: 0.0, redeem: 0.0}",)),
 }
 
 
-def neural(name: str, recipe: str, overrides: tuple[str, ...], seed: int, out: Path) -> dict[str, float]:
+def neural(name: str, seed: int, out: Path) -> dict[str, float]:
     """Train one run (or take the finished one); its test metrics and speed."""
+    recipe, overrides = (MODELS | ABLATIONS)[name]
     folder = out / f"{name.replace(' ', '-')}-{seed}"
-    given = (*overrides, f"seed={seed}", f"output={folder}", "trackers=[jsonl]", "trainer.threads=2")
+    given = (*overrides, f"seed={seed}", f"output={folder}", "trackers=[jsonl]", "trainer.threads=1", "data.workers=0")
     run = train_model(load(ROOT / "recipes" / recipe, given), default_registry())
     return {**run.test, "validation/joint/ne": run.validation["joint/ne"], **_speed(folder)}
 
@@ -70,7 +76,7 @@ def trees(out: Path) -> dict[str, float]:
     options = {k: v for k, v in data["reader"].items() if k != "name"}
     reader = CompleteJourneyReader(CompleteJourneyReader.Config(**options), seed=0)
     features = TreeFeatures(reader.schema, WIDE_IDS)
-    trees_options = TreeOptions(learning_rate=0.08, leaves=127, trees=1500, patience=30)
+    trees_options = TreeOptions(learning_rate=0.08, leaves=127, trees=1500, patience=30, threads=1)
     return dict(train_trees(reader, data, out / "lightgbm", features, trees_options).test)
 
 
@@ -92,35 +98,46 @@ def table(results: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
     return "\n".join(lines)
 
 
+def run(name: str, seed: int, out: Path) -> dict[str, float]:
+    """One run of a model, in a process of its own."""
+    start = time.perf_counter()
+    found = trees(out) if name == "lightgbm" else neural(name, seed, out)
+    return {**found, "minutes": (time.perf_counter() - start) / 60}
+
+
+def write(path: Path, stored: dict[str, Any]) -> None:
+    """The results so far, with mean and spread over the seeds."""
+    stored["summary"] = {
+        model: {m: spread([r[m] for r in by.values()]) for m in SHOWN if all(m in r for r in by.values())}
+        for model, by in stored["runs"].items()
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(stored, indent=1) + "\n")
+
+
 def main() -> None:
     """Run what was asked for; the file is written after each run."""
     cli = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     cli.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     cli.add_argument("--only", nargs="+", choices=[*MODELS, "lightgbm", *ABLATIONS], default=None)
+    cli.add_argument("--jobs", type=int, default=2)
     cli.add_argument("--out", type=Path, default=ROOT / "runs" / "completejourney-full")
     given = cli.parse_args()
     path = ROOT / "benchmarks" / "results" / "completejourney_full.json"
     stored: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"runs": {}}
     wanted = given.only or [*MODELS, "lightgbm", *ABLATIONS]
-    for name in wanted:
-        ablation = name in ABLATIONS
-        seeds = given.seeds[:1] if ablation or name == "lightgbm" else given.seeds
-        for seed in seeds:
-            if name == "lightgbm":
-                found = trees(given.out)
-            else:
-                recipe, overrides = (ABLATIONS if ablation else MODELS)[name]
-                found = neural(name, recipe, overrides, seed, given.out)
+    several = [(name, seed) for name in wanted if name in MODELS for seed in given.seeds]
+    once = [(name, given.seeds[0]) for name in wanted if name not in MODELS]
+    start = time.perf_counter()
+    with ProcessPoolExecutor(given.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        jobs = {pool.submit(run, name, seed, given.out): (name, seed) for name, seed in [*several, *once]}
+        for job in as_completed(jobs):
+            name, seed = jobs[job]
+            found = job.result()
             stored["runs"].setdefault(name, {})[str(seed)] = found
-            stored["environment"] = environment()
-            runs = stored["runs"]
-            stored["summary"] = {
-                model: {m: spread([r[m] for r in by.values()]) for m in SHOWN if all(m in r for r in by.values())}
-                for model, by in runs.items()
-            }
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(stored, indent=1) + "\n")
-            print(name, seed, {m: round(found[m], 4) for m in SHOWN if m in found}, flush=True)
+            stored |= {"environment": environment(), "minutes": (time.perf_counter() - start) / 60}
+            write(path, stored)
+            print(name, seed, {m: round(found[m], 4) for m in (*SHOWN, "minutes") if m in found}, flush=True)
     print(table(stored["summary"]))
 
 

@@ -23,7 +23,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "full attention": ("kunlun", {"tower": {"attention": "full"}}),
     "causal": ("kunlun", {"tower": {"attention": "causal", "rote": False}}),
     "block shift": ("kunlun", {"tower": {"attention_size": 6, "block_shift": True}, "layers": 4, "comp_skip": False}),
-    "history tokens": ("kunlun", {"history_tokens": True}),
+    "history tokens": ("kunlun", {"history": {"click": 3}}),
     "experts": ("kunlun", {"experts": 3, "combine": "concat", "match_bins": 5}),
     "experts sum": ("kunlun", {"experts": 2, "combine": "sum", "wukong": {"projection": "static"}}),
     "no target": ("kunlun", {"tower": {"target_queries": 0}, "head_hidden": ()}),

@@ -39,7 +39,7 @@ KUNLUN: dict[str, dict[str, Any]] = {
     "experts concat": {"experts": 2, "combine": "concat", "layers": 3},
     "one match bin": {"match_bins": 1},
     "match bins": {"match_bins": 6, "match_tokens": 3},
-    "history tokens": {"history_tokens": True},
+    "history tokens": {"history": {"click": 3}},
     "no target queries": {"tower": {"target_queries": 0}},
     "three target queries": {"tower": {"target_queries": 3}},
     "unequal towers": {

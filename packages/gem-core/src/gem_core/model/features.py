@@ -51,6 +51,18 @@ def truncate(fields: Mapping[str, Jagged], limit: int) -> dict[str, Jagged]:
     return {name: Jagged(f.values[kept], offsets, limit) for name, f in fields.items()}
 
 
+def newest(
+    event: str, fields: Mapping[str, Jagged], looked: Mapping[str, Tensor], limit: int
+) -> tuple[dict[str, Jagged], dict[str, Tensor]]:
+    """The fields of a type's newest `limit` events, and the looked-up vectors of these by key ("<event>.<field>")."""
+    time = fields["time"]
+    vectors = {
+        key: Jagged(x, time.offsets, time.max_length) for key, x in looked.items() if key.startswith(f"{event}.")
+    }
+    kept = truncate({**fields, **vectors}, limit)
+    return {name: kept[name] for name in fields}, {key: kept[key].values for key in vectors}
+
+
 def mean_history(
     keys: Sequence[str], looked: Mapping[str, Tensor], events: Mapping[str, Mapping[str, Jagged]]
 ) -> list[Tensor]:

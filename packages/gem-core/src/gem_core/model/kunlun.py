@@ -2,7 +2,7 @@
 
 A layer (model.md 4; layers count from 0, `comp_skip` as published):
 
-    Xsum = WeightGen(X)                                  token-axis compression to R tokens, then an MLP
+    Xsum = WeightGen(X)                                  token-axis compression to R tokens, then a gate
     H    = HSP(S) on even layers, else the last H        CompSkip
     X    = WukongExperts(concat[Xsum, H])
     S    = GdpaFeedForward(S, Xsum) on even layers, S + MHA(norm(S)) on odd ones
@@ -14,20 +14,21 @@ the number of its rows. Shape letters: B rows, Q requests, N tokens, R compresse
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor, nn
 
-from gem_core.data.batch import Batch
+from gem_core import ops
+from gem_core.data.batch import Batch, Jagged
 from gem_core.errors import ConfigError, nearest
-from gem_core.model.features import FeatureConfig, FeatureTokens, Tokens, mean_history
+from gem_core.model.features import FeatureConfig, FeatureTokens, Tokens, newest, truncate
 from gem_core.model.heads import Heads
-from gem_core.model.layers import MLP, ByName, TokenMap, linear_macs, rms_unit
+from gem_core.model.layers import ByName, TokenMap, linear_macs
 from gem_core.model.match import MatchCounts
-from gem_core.model.tower import Tower, TowerConfig, truncated_events
+from gem_core.model.tower import Tower, TowerConfig
 from gem_core.model.wukong import WukongConfig, WukongExperts
 from gem_core.protocols import ComponentConfig, Embedding, Output
 from gem_core.schema import Schema
@@ -37,7 +38,7 @@ class KunlunConfig(ComponentConfig):
     """Every part of Kunlun is a switch here; the sizes s, m, l and the cluster's are recipes.
 
     Attributes:
-        dim, layers: D and depth of the trunk. compressed_tokens: R.
+        dim, layers: D and depth of the trunk. compressed_tokens: R. gate: hidden size of WeightGen's MLP.
         experts, combine: M Wukong experts and how their outputs join.
         tower: the towers' settings; towers: changes per event type (null leaves the type out).
         conditioning: what makes the GDPA weights: "request" (once per request) or "full" (with the ad, once per row; also
@@ -45,13 +46,14 @@ class KunlunConfig(ComponentConfig):
         comp_skip: even layers without self-attention, odd ones without pooling and feed-forward.
         match_bins: bins of age of the match counts (0: none). match_fields: "<event type>.<field>" of those that match
             (default: all that can). match_tokens: tokens that the counts give.
-        history_tokens: a token for each field of the towers' events, the mean of its vectors.
+        history: event types with a token for each sparse field, the mean of its vectors over so many newest events.
         objective_tokens: a token of its own for each objective.
     """
 
     dim: int = Field(32, ge=2)
     layers: int = Field(2, ge=1)
     compressed_tokens: int = Field(8, ge=1)
+    gate: int = Field(32, ge=1)
     features: FeatureConfig = FeatureConfig()
     experts: int = Field(1, ge=1)
     combine: Literal["sum", "concat"] = "concat"
@@ -63,7 +65,7 @@ class KunlunConfig(ComponentConfig):
     match_bins: int = Field(0, ge=0)
     match_fields: tuple[str, ...] | None = None
     match_tokens: int = Field(2, ge=1)
-    history_tokens: bool = False
+    history: dict[str, PositiveInt] = {}
     objective_tokens: bool = True
     head_hidden: tuple[int, ...] = (64,)
     head_dropout: float = Field(0.0, ge=0, lt=1)
@@ -81,21 +83,26 @@ class KunlunConfig(ComponentConfig):
 
 
 class WeightGen(nn.Module):
-    """Xsum: token-axis compression N -> R, then a residual MLP on the width."""
+    """Xsum = C * (1 + MLP(flatten(C))), C the token-axis compression N -> R.
 
-    def __init__(self, tokens_in: int, tokens_out: int, dim: int) -> None:
+    The MLP is linear, of low rank: with it each number of a token meets every other by a product, as in a cross layer of
+    DCNv2. A factorisation machine of inner products alone cannot express that (docs/results.md, "the gate").
+    """
+
+    def __init__(self, tokens_in: int, tokens_out: int, dim: int, hidden: int) -> None:
         super().__init__()
-        self.compress = TokenMap(tokens_in, tokens_out)
-        self.mlp = MLP([dim, dim, dim])
+        self.compress = TokenMap(tokens_in, tokens_out, near_identity=True)
+        flat = tokens_out * dim
+        self.gate = nn.Sequential(nn.Linear(flat, hidden, bias=False), nn.Linear(hidden, flat))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.compress(x)
-        out: Tensor = x + self.mlp(rms_unit(x))
+        out: Tensor = torch.addcmul(x, x, self.gate(x.flatten(1)).view_as(x))
         return out
 
     def macs(self, dim: int) -> int:
         """Multiply-adds per sample."""
-        return self.compress.macs(dim) + self.compress.weight.shape[0] * linear_macs(self.mlp)
+        return self.compress.macs(dim) + linear_macs(self.gate)
 
 
 class Layer(nn.Module):
@@ -107,8 +114,8 @@ class Layer(nn.Module):
     ) -> None:
         super().__init__()
         c = config
-        self.weight_gen = WeightGen(tokens_in, c.compressed_tokens, c.dim)
-        self.request_gen = WeightGen(request_tokens, c.compressed_tokens, c.dim) if request_weights else None
+        self.weight_gen = WeightGen(tokens_in, c.compressed_tokens, c.dim, c.gate)
+        self.request_gen = WeightGen(request_tokens, c.compressed_tokens, c.dim, c.gate) if request_weights else None
         self.interaction = WukongExperts(c.compressed_tokens + summary, c.dim, c.experts, c.combine, c.wukong)
 
 
@@ -122,11 +129,14 @@ class Kunlun(nn.Module):
     def __init__(self, config: KunlunConfig, *, schema: Schema, embedding: Embedding) -> None:
         super().__init__()
         self.config = config
-        for event in config.towers:
-            if event not in schema.events:
-                raise ConfigError(f'model.towers: no event type "{event}" in the schema{nearest(event, schema.events)}')
+        for option in ("towers", "history"):
+            for event in getattr(config, option):
+                if event not in schema.events:
+                    hint = nearest(event, schema.events)
+                    raise ConfigError(f'model.{option}: no event type "{event}" in the schema{hint}')
         towers = {e: t for e in schema.events if (t := config.tower_of(e)) is not None}
-        keys = [f"{e}.{n}" for e in towers for n, f in schema.events[e].fields.items() if f.kind == "sparse"]
+        used = [e for e in schema.events if e in towers or e in config.history]
+        keys = [f"{e}.{n}" for e in used for n, f in schema.events[e].fields.items() if f.kind == "sparse"]
         self.features = FeatureTokens(schema, config.features, config.dim, keys)
         object.__setattr__(self, "embedding", embedding)  # its tables are not the model's parameters
         embedding.setup(self.features.tables)
@@ -136,7 +146,7 @@ class Kunlun(nn.Module):
         self.objectives = (
             nn.Parameter(torch.randn(len(schema.objectives), config.dim) * 0.1) if config.objective_tokens else None
         )
-        means = self.features.event_keys if config.history_tokens else []
+        means = [key for key in self.features.event_keys if key.partition(".")[0] in config.history]
         self.history = ByName({key.replace(".", "/"): nn.Linear(widths[key], config.dim, bias=False) for key in means})
         request_tokens = self.features.tokens["request"] + len(means)
         row_tokens = self.features.tokens["row"]
@@ -155,6 +165,8 @@ class Kunlun(nn.Module):
                 for event, tower in towers.items()
             }
         )  # fmt: skip
+        limits = {event: tower.limit for event, tower in self._towers().items()}
+        self.limits = {event: max(limits.get(event, 0), config.history.get(event, 0)) for event in used}
         summary = sum(tower.tokens_out for tower in self._towers().values())
         layers = []
         for index in range(config.layers):
@@ -162,7 +174,7 @@ class Kunlun(nn.Module):
             layers.append(Layer(tokens, summary, config, request_tokens, conditioned and not full))
             tokens = layers[-1].interaction.tokens_out
         self.layers = nn.ModuleList(layers)
-        self.norm = nn.LayerNorm(config.dim)
+        self.norm = nn.LayerNorm(config.dim) if config.wukong.norm else nn.Identity()
         self.heads = Heads(schema, (tokens + summary) * config.dim, config.head_hidden, config.head_dropout)
         self.hidden_names = (
             *(f"layer.{i}.x" for i in range(config.layers)),
@@ -181,7 +193,7 @@ class Kunlun(nn.Module):
                 raise ConfigError(f'model kunlun has no hidden layer "{name}"{nearest(name, self.hidden_names)}')
         kept: dict[str, Tensor] = {}
         towers = self._towers()
-        events = truncated_events(towers, batch)
+        events = {event: truncate(batch.events[event], limit) for event, limit in self.limits.items()}
         looked = self.embedding.lookup(self.features.ids(batch, events))
         tokens = self.features(batch, looked)
         counts = self.match(batch) if self.match is not None else None
@@ -189,10 +201,11 @@ class Kunlun(nn.Module):
         if counts is not None and self.match_map is not None:
             rows = torch.cat([rows, self.match_map(counts).unflatten(1, (-1, self.config.dim))], 1)
         if len(self.history):
-            means = mean_history(self.features.event_keys, looked, events)
-            maps = zip(self.history.values(), means, strict=True)
-            tokens.request = torch.cat([tokens.request, *(m(mean).unsqueeze(1) for m, mean in maps)], 1)
-        states = {e: t.start(batch, events[e], looked, rows, self.full) for e, t in towers.items()}
+            tokens.request = torch.cat([tokens.request, *self._history_tokens(events, looked)], 1)
+        states = {}
+        for event, tower in towers.items():
+            fields, vectors = newest(event, events[event], looked, tower.limit)
+            states[event] = tower.start(batch, fields, vectors, rows, self.full)
         x = self._all_tokens(batch, tokens, rows)
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, Layer)
@@ -217,6 +230,16 @@ class Kunlun(nn.Module):
         if "trunk" in hidden:
             kept["trunk"] = trunk
         return Output(self.heads(trunk, batch.surface, tokens.skip), kept)
+
+    def _history_tokens(self, events: Mapping[str, Mapping[str, Jagged]], looked: Mapping[str, Tensor]) -> list[Tensor]:
+        """A token (Q, 1, D) for each field of `history`."""
+        out = []
+        for event, count in self.config.history.items():
+            fields, vectors = newest(event, events[event], looked, count)
+            for key, vector in vectors.items():
+                mean = ops.segment_mean(vector, fields["time"].offsets)
+                out.append(self.history[key.replace(".", "/")](mean).unsqueeze(1))
+        return out
 
     def _all_tokens(self, batch: Batch, tokens: Tokens, rows: Tensor) -> Tensor:
         parts = [tokens.request[batch.request], rows]

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from gem_core import ops
 from gem_core.data.batch import Batch, Jagged
-from gem_core.model.features import truncate
 from gem_core.model.layers import MLP, TokenMap, linear_macs, rms_unit
 from gem_core.model.pooling import HierarchicalSeedPooling, Sequence
 from gem_core.model.sequence import Attention, GdpaFeedForward, SequenceAttention
@@ -216,8 +215,3 @@ class Tower(nn.Module):
             "ffn": sum(f.macs(sequences, events) for f in self.ffn.values() if isinstance(f, GdpaFeedForward)),
             "attention": sum(a.macs(lengths) for a in self.attention.values() if isinstance(a, SequenceAttention)),
         }
-
-
-def truncated_events(towers: Mapping[str, Tower], batch: Batch) -> dict[str, dict[str, Jagged]]:
-    """The newest events that each tower uses."""
-    return {event: truncate(batch.events[event], tower.limit) for event, tower in towers.items()}

@@ -17,8 +17,12 @@ from gem_core.protocols import ComponentConfig
 
 
 class WukongConfig(ComponentConfig):
-    """`fm_tokens` + `linear_tokens` leave a block. `projection` makes the FM's Y (n, k): "attentive", by an MLP of
-    `compressed` tokens, or "static", a parameter (then a block without MLP doubles the interaction order exactly)."""
+    """`fm_tokens` + `linear_tokens` leave a block.
+
+    `projection` makes the FM's Y (n, k): "attentive", by an MLP of `compressed` tokens, or "static", a parameter (then a
+    block without MLP doubles the interaction order exactly). `norm`: the LayerNorm of a block's output; without it a token
+    keeps its magnitude, which is evidence where tokens are few and narrow.
+    """
 
     fm_tokens: int = Field(8, ge=1)
     linear_tokens: int = Field(8, ge=1)
@@ -26,6 +30,7 @@ class WukongConfig(ComponentConfig):
     hidden: tuple[int, ...] = (128,)
     projection: Literal["attentive", "static"] = "attentive"
     compressed: int = Field(2, ge=1)
+    norm: bool = True
     dropout: float = Field(0.0, ge=0, lt=1)
 
     @property
@@ -54,7 +59,7 @@ class WukongBlock(nn.Module):
         self.linear = TokenMap(tokens_in, config.linear_tokens)
         same = tokens_in == config.tokens_out
         self.residual = nn.Identity() if same else TokenMap(tokens_in, config.tokens_out)
-        self.out_norm = nn.LayerNorm(dim)
+        self.out_norm = nn.LayerNorm(dim) if config.norm else nn.Identity()
 
     def interaction(self, x: Tensor) -> Tensor:
         """FM(X) = X (X^T Y): (B, n, k)."""
