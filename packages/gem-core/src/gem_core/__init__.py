@@ -3,8 +3,12 @@
 Importing this package does not import torch.
 """
 
-from importlib.metadata import version
-
-__version__ = version("gem-core")
-
 __all__ = ["__version__"]
+
+
+def __getattr__(name: str) -> str:
+    if name != "__version__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib.metadata import version  # slow to import, and the command line begins here
+
+    return version("gem-core")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
+import logging
 from collections.abc import Iterable
+from pathlib import Path
+
+SHOWN = 20
+"""Valid names that a message lists."""
 
 
 class GemError(Exception):
@@ -22,11 +26,39 @@ class DataError(GemError, ValueError):
     """A file, column or value is not what the schema declares (exit code 1)."""
 
 
+def warn(message: str) -> None:
+    """Say on stderr what is no error but hardly meant; the logger "gem_core" carries it."""
+    logging.getLogger("gem_core").warning("warning: %s", message)
+
+
+def looked_for(path: Path) -> str:
+    """Where a relative path was looked for, for a message that it is not there."""
+    return "" if path.is_absolute() else f" (looked for {path.absolute()}: relative to the current folder)"
+
+
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """A hint for a mistyped `name`: `; did you mean "x"?` or the valid names when nothing is close."""
+    """A hint for a mistyped `name`: `; did you mean "x"?`, or the valid names when none is really near."""
     names = sorted(valid)
-    folded = {each.lower(): each for each in names}
-    close = difflib.get_close_matches(name.lower(), folded, n=1)
-    if close:
-        return f'; did you mean "{folded[close[0]]}"?'
-    return f"; valid: {', '.join(names)}" if names else ""
+    found = min(((d, each) for each in names if (d := _typos(name.lower(), each.lower())) is not None), default=None)
+    if found is not None:
+        return f'; did you mean "{found[1]}"?'
+    shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+    return f"; valid: {shown}" if names else ""
+
+
+def _typos(name: str, other: str) -> int | None:
+    """Letters put in, left out, replaced or swapped between two names; None where they are too many for a typo."""
+    short, long = sorted((len(name), len(other)))
+    if short >= 3 and long <= 2 * short + 1 and (name.startswith(other) or other.startswith(name)):
+        return long - short
+    limit = 1 if long <= 5 else 2 if long <= 10 else 3
+    if long - short > limit or (short < 5 and name[:1] != other[:1]):
+        return None
+    before, row = [], list(range(len(other) + 1))
+    for i, a in enumerate(name, 1):
+        before, last, row = row, before, [i]
+        for j, b in enumerate(other, 1):
+            row.append(min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (a != b)))
+            if i > 1 and j > 1 and a == other[j - 2] and b == name[i - 2]:
+                row[j] = min(row[j], last[j - 2] + 1)
+    return row[-1] if row[-1] <= limit else None

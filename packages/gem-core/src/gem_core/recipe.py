@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import to_jsonable_python
 
-from gem_core.errors import ConfigError, GemError
+from gem_core.errors import ConfigError, GemError, looked_for
 from gem_core.plugins import KINDS
 from gem_core.validation import Loc, explain, read_yaml
 
@@ -25,6 +25,19 @@ if TYPE_CHECKING:
 
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_names(cls, value: object) -> object:
+        """Options of a component without its name are those of the default one."""
+        if not isinstance(value, dict):
+            return value
+        out = dict(value)
+        for key, field in cls.model_fields.items():
+            default, given = field.get_default(call_default_factory=True), out.get(key)
+            if isinstance(default, _Component) and isinstance(given, dict):
+                out[key] = {"name": default.name, **given}
+        return out
 
 
 def _bare_name(value: object) -> object:
@@ -178,7 +191,9 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """
     path = Path(path)
     value = _run(path) if path.suffix == ".py" else _read(path, ())
-    given = dict(_override(value, text) for text in overrides)
+    given: dict[Loc, str] = {}
+    for text in overrides:
+        given |= {_override(value, text): text, _split(text)[0]: text}
     return parse(value, f"recipe {path}", given)
 
 
@@ -200,6 +215,14 @@ def resolve(recipe: Recipe, registry: Registry, where: str = "recipe", overrides
             node = node[step]
         node[path[-1]] = {"name": component.name, **_plain(config)}
     return parse(value, where)
+
+
+def check_overridden(recipe: Recipe, registry: Registry, where: str, overrides: Sequence[str]) -> None:
+    """Raise for a wrong option among the `overrides` of components; those that they leave alone may be absent here."""
+    given: dict[Loc, str] = {_split(text)[0]: text for text in overrides}
+    for path, component in _components(recipe):
+        if any(key[: len(path)] == path or path[: len(key)] == key for key in given):
+            registry.config(_kind(path), component.name, component.options, where, path, given)
 
 
 def _plain(config: BaseModel) -> dict[str, Any]:
@@ -249,7 +272,7 @@ def _run(path: Path) -> dict[str, Any]:
         make: Callable[[], object] | None = runpy.run_path(str(path)).get("recipe")
         value = make() if callable(make) else None
     except OSError as error:
-        raise ConfigError(f"recipe {path}: cannot be read: {error.strerror}") from error
+        raise ConfigError(f"recipe {path}: cannot be read: {error.strerror}{looked_for(path)}") from error
     except Exception as error:
         raise GemError(f"recipe {path}: {type(error).__name__}: {error}") from error
     if isinstance(value, Recipe):
@@ -299,18 +322,21 @@ def _split(text: str) -> tuple[tuple[str, ...], str]:
     return path, raw
 
 
-def _override(value: dict[str, Any], text: str) -> tuple[Loc, str]:
-    """Set one key; the keys of its path, and the text, for messages."""
+def _override(value: dict[str, Any], text: str) -> Loc:
+    """Set one key; the keys that lead to what this made: the key itself, or a section that was not there."""
     path, raw = _split(text)
     try:
         parsed = yaml.safe_load(raw)
     except yaml.YAMLError as error:
         raise ConfigError(f'override "{text}": the value is not valid YAML: {" ".join(str(error).split())}') from error
     node: Any = value
-    for step in path[:-1]:
-        node[step] = {} if node.get(step) is None else _expand(step, node[step])
+    made = path
+    for i, step in enumerate(path[:-1]):
+        if node.get(step) is None:
+            node[step], made = {}, min(made, path[: i + 1], key=len)
+        node[step] = _expand(step, node[step])
         node = node[step]
         if not isinstance(node, dict):
             raise ConfigError(f'override "{text}": "{step}" is not a mapping in the recipe: give it whole')
     node[path[-1]] = parsed
-    return path, text
+    return made

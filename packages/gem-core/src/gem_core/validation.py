@@ -10,7 +10,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from gem_core.errors import ConfigError, nearest
+from gem_core.errors import ConfigError, looked_for, nearest
 
 Loc = tuple[int | str, ...]
 
@@ -24,7 +24,8 @@ def read_yaml(path: Path, what: str) -> dict[str, Any]:
     try:
         value = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
     except OSError as error:
-        raise ConfigError(f"{what}: cannot be read: {error.strerror}") from error
+        hint = looked_for(path) if isinstance(error, FileNotFoundError) else ""
+        raise ConfigError(f"{what}: cannot be read: {error.strerror}{hint}") from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""

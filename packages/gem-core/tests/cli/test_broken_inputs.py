@@ -55,8 +55,17 @@ def trained(name: str, command: str, *says: str, code: int = WRONG_USE, **edit: 
 
 
 ROW_1 = "u0,1000,feed,3.5,20,a3,c1,1,0,train"
+LEARNED_SURFACES = """\
+user: user
+time: time
+surface: place
+sparse: [ad]
+events: {click: {fields: [ad]}}
+objectives: {click: {label: clicked, surfaces: [SURFACE]}}
+"""
+TEST_ROW = "u5,1290,search,"
 READER = "  reader: {name: csv, rows: rows.csv, events: {click: events.csv}, split: {column: split}}\n"
-PRICE = 'rows.csv, row 1, column "price"'
+PRICE = 'rows.csv, line 2, column "price"'
 
 CASES = [
     recipe("not there", "", "", "recipe recipe.yaml: expected a mapping of options, found nothing"),
@@ -117,11 +126,22 @@ CASES = [
         "optimizer.dense.lr=fast", 'override "optimizer.dense.lr=fast": optimizer.dense.lr: expected a valid number'
     ),
     override("model.hidden.0=3", 'override "model.hidden.0=3": "hidden" is not a mapping in the recipe'),
-    override("task_weights.bye=2", 'task_weights: the schema has no task "bye"; did you mean "buy"?'),
+    override("task_weights.by=2", 'task_weights: the schema has no task "by"; did you mean "buy"?'),
     override("ops.gpda=reference", 'there is no op "gpda"; did you mean "gdpa"?'),
     override("ops.gdpa=triton", 'backend "triton"', "pip install gem-kernels[triton]"),
     override("parallel.strategy=fsdp", 'strategy "fsdp"', "gem-parallel"),
-    override("data.reader.rows=row.csv", "reader: rows: row.csv: no such file"),
+    override(
+        "data.reader.rows=row.csv",
+        "reader: rows: row.csv: no such file (looked for /",
+        "/row.csv: relative to the current folder)",
+    ),
+    override("precision.bits=8", 'override "precision.bits=8": unknown key "precision.bits" of precision "fp32"'),
+    override("embedding.init=1", 'override "embedding.init=1": unknown key "embedding.init" of embedding "torch"'),
+    override("precision=fp16", 'override "precision=fp16": precision: precision "fp16" is not known; valid: bf16,'),
+    override("output=rows.csv", "output rows.csv: expected a folder, found a file there; choose another"),
+    override("output=rows.csv/x", "output rows.csv/x: expected a folder, found a file there; choose another"),
+    override("output=/proc/gem", "output /proc/gem: cannot be written: No such file or directory; choose another"),
+    override("model.features={embedding_dim: 100000000000000}", "out of memory: ", "--summary", code=FAILED),
     override("trainer.early_stop.metric=clik/auc", 'trainer.early_stop.metric "clik/auc": not a validation metric'),
     schema("not YAML", "dense:", "dense: [", "schema schema.yaml: not valid YAML: line"),
     schema(
@@ -164,6 +184,22 @@ CASES = [
         "objectives.buy.surfaces: 'fed' is not among surfaces",
     ),
     schema(
+        "a surface that does not occur",
+        "",
+        LEARNED_SURFACES.replace("SURFACE", "fed"),
+        'objectives.click.surfaces: "fed" does not occur in the training rows; did you mean "feed"?',
+        "declare all surfaces in `surfaces:`",
+    ),
+    Case(
+        "rows: a surface that only the test split has",
+        ('rows.csv, line 60, column "place"', "one of feed, search, found 'map'", "the schema's `surfaces:`"),
+        FAILED,
+        {
+            "schema.yaml": ("", LEARNED_SURFACES.replace("SURFACE", "feed, search")),
+            "rows.csv": (TEST_ROW, TEST_ROW.replace("search", "map")),
+        },
+    ),
+    schema(
         "column not in the file",
         "price: {",
         "prize: {",
@@ -185,7 +221,7 @@ CASES = [
         "unseen id",
         "  ad: {}",
         "  ad: {vocabulary: [a0, a1], unseen: error}",
-        'events.csv, row 3, column "ad"',
+        'events.csv, line 4, column "ad"',
         "found 'a2'",
         code=FAILED,
     ),
@@ -200,48 +236,47 @@ CASES = [
         "a field too few",
         ROW_1,
         ROW_1.removesuffix(",train"),
-        "rows.csv: cannot be read as CSV",
-        "Expected 10 columns, got 9",
+        "rows.csv, line 2: expected 10 fields, as in the header, found 9",
     ),
     rows(
         "label of 2",
         ROW_1,
         "u0,1000,feed,3.5,20,a3,c1,2,0,train",
-        'rows.csv, row 1, column "clicked" (label of click): expected a label of 0 or 1',
+        'rows.csv, line 2, column "clicked" (label of click): expected a label of 0 or 1',
         "found 2",
     ),
     rows(
         "label not a number",
         ROW_1,
         "u0,1000,feed,3.5,20,a3,c1,yes,0,train",
-        'rows.csv, row 1, column "clicked"',
+        'rows.csv, line 2, column "clicked"',
         "found 'yes'",
     ),
     rows(
         "no label",
         ROW_1,
         "u0,1000,feed,3.5,20,a3,c1,,,train",
-        "rows.csv, row 1: expected a label for at least one of click, buy, found none",
+        "rows.csv, line 2: expected a label for at least one of click, buy, found none",
     ),
     rows(
         "number that is none", ROW_1, "u0,1000,feed,cheap,20,a3,c1,1,0,train", PRICE, "expected a number, found 'cheap'"
     ),
     rows("infinite number", ROW_1, "u0,1000,feed,inf,20,a3,c1,1,0,train", PRICE, "found inf"),
     rows("log of a negative", ROW_1, "u0,1000,feed,-3,20,a3,c1,1,0,train", PRICE, "found -3"),
-    rows("no user", ROW_1, ",1000,feed,3.5,20,a3,c1,1,0,train", 'rows.csv, row 1, column "user"'),
-    rows("no time", ROW_1, "u0,,feed,3.5,20,a3,c1,1,0,train", 'rows.csv, row 1, column "time"'),
+    rows("no user", ROW_1, ",1000,feed,3.5,20,a3,c1,1,0,train", 'rows.csv, line 2, column "user"'),
+    rows("no time", ROW_1, "u0,,feed,3.5,20,a3,c1,1,0,train", 'rows.csv, line 2, column "time"'),
     rows(
         "time that is none",
         ROW_1,
         "u0,noon,feed,3.5,20,a3,c1,1,0,train",
-        'rows.csv, row 1, column "time"',
+        'rows.csv, line 2, column "time"',
         "found 'noon'",
     ),
     rows(
         "unknown surface",
         ROW_1,
         "u0,1000,fed,3.5,20,a3,c1,1,0,train",
-        'rows.csv, row 1, column "place"',
+        'rows.csv, line 2, column "place"',
         "one of feed, search",
         'did you mean "feed"?',
     ),
@@ -249,15 +284,29 @@ CASES = [
         "unknown split",
         ROW_1,
         "u0,1000,feed,3.5,20,a3,c1,1,0,trian",
-        'rows.csv, row 1, column "split"',
+        'rows.csv, line 2, column "split"',
         "one of train, validation, test",
         "found 'trian'",
     ),
+    rows(
+        "seconds with a fraction",
+        ROW_1,
+        ROW_1.replace("1000", "1000.5"),
+        'rows.csv, line 2, column "time"',
+        "whole seconds since 1970",
+        "found '1000.5'",
+    ),
+    rows("a column twice", "price,age", "price,price", 'rows.csv, line 1: two columns are called "price" (dense)'),
+    rows("in Latin-1", ROW_1, ROW_1.replace("a3", "\udce9"), "rows.csv: not in UTF-8: save it as UTF-8"),
+    rows("a semicolon", "", "user;time;place\nu0;1000;feed\n", "the header has ';' and no ','", "delimiter: ';'"),
+    rows("UTF-16", "", "\udcff\udcfeu\0s\0", "rows.csv: in UTF-16: save it as UTF-8"),
+    rows("gzip", "", "\x1f\udc8b\b\0", "rows.csv: compressed with gzip: rename it to rows.csv.gz"),
+    rows("Parquet", "", "PAR1", "rows.csv: a Parquet file: use the reader parquet"),
     rows("not there", "", None, "reader: rows: rows.csv: no such file", code=WRONG_USE),
     events("not there", "", None, "reader: events.click: events.csv: no such file", code=WRONG_USE),
-    events("no time", "u0,900,", "u0,,", 'events.csv, row 1, column "time"'),
-    events("no user", "u0,900,", ",900,", 'events.csv, row 1, column "user"'),
-    events("a time that is none", "u0,900,", "u0,soon,", 'events.csv, row 1, column "time"', "found 'soon'"),
+    events("no time", "u0,900,", "u0,,", 'events.csv, line 2, column "time"'),
+    events("no user", "u0,900,", ",900,", 'events.csv, line 2, column "user"'),
+    events("a time that is none", "u0,900,", "u0,soon,", 'events.csv, line 2, column "time"', "found 'soon'"),
     Case("data: neither schema nor recipe", ("x.yaml: not valid YAML",), WRONG_USE, {"x.yaml": ("", "a: [")}, PROFILE),
     Case("data: a list", ("x.yaml: expected a mapping of options",), WRONG_USE, {"x.yaml": ("", "- 1")}, PROFILE),
     Case("data: not there", ("none.yaml: cannot be read",), WRONG_USE, {}, ("data", "profile", "none.yaml")),
@@ -268,6 +317,21 @@ CASES = [
         "resume=must: runs/new has no complete checkpoint",
     ),
     trained("another model on resuming", "train recipe.yaml model.hidden=[4]", "runs/small", "model.hidden"),
+    trained(
+        "a file in place of a folder",
+        f"predict {RUN} --rows rows.csv --out rows.csv/o.csv",
+        "rows.csv: expected a folder, found a file there",
+    ),
+    trained(
+        "a place that cannot be written",
+        f"predict {RUN} --rows rows.csv --out /proc/gem/o.csv",
+        "/proc/gem: cannot be written: No such file or directory",
+    ),
+    trained(
+        "an override of the reader",
+        f"eval {RUN} data.reader.tset=rows.csv",
+        'override "data.reader.tset=rows.csv": unknown key "data.reader.tset" of reader "csv"; did you mean "test"?',
+    ),
     trained("no such run", "eval runs/none", "runs/none"),
     trained("no such split", f"eval {RUN} --split tset", 'has no split "tset"; did you mean "test"?'),
     trained(
@@ -314,9 +378,9 @@ def apply(edit: dict[str, tuple[str, str | None]], folder: Path) -> None:
         if new is None:
             path.unlink()
             continue
-        text = path.read_text(errors="replace") if path.exists() else ""
+        text = path.read_text(errors="surrogateescape") if path.exists() else ""
         assert old in text, f"{name} does not hold {old!r}"
-        path.write_text(text.replace(old, new, 1) if old else new)
+        path.write_text(text.replace(old, new, 1) if old else new, errors="surrogateescape")
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -335,6 +399,13 @@ def test_one_message_that_names_the_place(
         assert text in err
     assert code == case.code
     assert out == ""
+
+
+def test_a_fault_in_the_test_split_comes_before_the_first_step(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    apply({"rows.csv": (TEST_ROW, TEST_ROW.replace("u5", ""))}, log)
+    assert main(list(TRAIN)) == FAILED
+    assert 'rows.csv, line 60, column "user" (user): expected a user, found no value' in capsys.readouterr().err
+    assert not (log / RUN / "metrics.jsonl").exists()
 
 
 def test_the_log_is_fine_without_the_mistakes(run_folder: Path) -> None:

@@ -313,3 +313,27 @@ def test_main_works_off_the_main_thread(capsys: pytest.CaptureFixture[str]) -> N
     thread.start()
     thread.join()
     assert codes == [0]
+
+
+def test_ctrl_c_while_the_command_line_is_imported() -> None:
+    program = """
+import os, signal, sys
+class Interrupted:
+    def find_spec(self, name, *_):
+        if name == "gem_core.cli.app":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupted())
+from gem_core.cli import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: interrupted\n")
+
+
+def test_a_full_disk_is_one_message(command: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    def write() -> None:
+        raise OSError(28, "No space left on device", "x.json")
+
+    command("full", click.Command("full", callback=write))
+    assert main(["full"]) == 1
+    assert one_error(capsys) == "x.json: No space left on device"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from naive_log import PROPERTY, SPEC, logs, tables
 
 from gem_core.data import fit as fitting
-from gem_core.errors import DataError
+from gem_core.errors import ConfigError, DataError
 from gem_core.schema import Fitted, Schema
 
 SPEC_UNFITTED = {k: v for k, v in SPEC.items() if k != "fitted"}
@@ -156,3 +156,33 @@ def test_many_ids_are_merged_as_they_come(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(fitting, "DISTINCT", 3)
     pieces = [rows_of(ads) for ads in ([1, 2, 3, 4], [4, 5], [5, 6, 6], [6])]
     assert learn(IDS, pieces).vocabularies["ad"] == [6, 4, 5, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("labels", "says"),
+    [
+        ([None, None], ["warning: objective buy has no label in the training rows: nothing is learned of it"]),
+        (
+            [0, None],
+            ["warning: objective buy has no positive label in the training rows: there are only zeros to learn"],
+        ),
+        ([0, 1], []),
+    ],
+)
+def test_an_objective_of_which_nothing_can_be_learned(
+    labels: list[int | None], says: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    spec = {"user": "u", "time": "t", "objectives": ["click", "buy"]}
+    learn(spec, pa.table({"u": [1, 2], "t": [1, 2], "click": [0, 1], "buy": pa.array(labels, pa.int64())}))
+    assert [record.getMessage() for record in caplog.records] == says
+
+
+def test_an_objective_on_a_surface_that_does_not_occur() -> None:
+    spec = {"user": "u", "time": "t", "surface": "s", "objectives": {"y": {"surfaces": ["feed", "serach"]}}}
+    table = pa.table({"u": [1, 2], "t": [1, 2], "s": ["feed", "search"], "y": [0, 1]})
+    message = (
+        r'^objectives.y.surfaces: "serach" does not occur in the training rows; did you mean "search"\? \(one that'
+    )
+    with pytest.raises(ConfigError, match=message):
+        learn(spec, table)
+    assert learn({**spec, "surfaces": ["feed", "search", "serach"]}, table).rows == 2

@@ -17,7 +17,7 @@ from naive_log import PROPERTY, SPEC, inline, logs, naive, tables
 
 from gem_core.cli.data import profile as command
 from gem_core.data.profile import Profile, profile
-from gem_core.data.readers import MemoryReader
+from gem_core.data.readers import CsvReader, MemoryReader
 from gem_core.errors import ConfigError
 from gem_core.schema import Schema
 
@@ -117,6 +117,28 @@ def test_faults_are_counted(change: dict[str, Any], count: int | None, message: 
     assert [f.count for f in found.faults] == [count]
     assert re.search(message, found.faults[0].first), found.faults[0].first
     assert found.splits["train"].rows == 3, "the rest is profiled all the same"
+
+
+def test_every_kind_of_fault_of_a_csv_file_is_counted_once(tmp_path: Path) -> None:
+    """Though each split reads the file; a value that cannot be read is not also one that is missing."""
+    spec = {"user": "u", "time": "t", "dense": {"x": {"missing": "error"}, "z": {}}, "objectives": ["y"]}
+    lines = ["1,5,1,1,0,train", "1,noon,much,2,1,test", "1,6,more,,yes,train", "1,5.5,3,few,2,test", "1,5", "2"]
+    (tmp_path / "rows.csv").write_text("u,t,x,z,y,part\n" + "\n".join(lines) + "\n")
+    options: dict[str, Any] = {"rows": str(tmp_path / "rows.csv"), "split": {"column": "part"}, "unlabelled": "keep"}
+    found = profile(CsvReader(CsvReader.Config(**options), Schema.parse(spec)))
+    places = [(f.count, *re.findall(r"line (\d+)|column \"(\w+)\"", f.first)) for f in found.faults]
+    assert sorted((count, *(line or name for line, name in at)) for count, *at in places) == [
+        (1, "3", "t"), (1, "4", "y"), (1, "5", "t"), (1, "5", "y"), (1, "5", "z"), (2, "3", "x"), (2, "6")
+    ]  # fmt: skip
+    assert found.splits["train"].rows == 2 and found.splits["test"].rows == 2
+
+
+def test_a_fault_of_several_files_is_at_its_own(tmp_path: Path) -> None:
+    for name, label in (("a", 0), ("b", 2)):
+        (tmp_path / f"{name}.csv").write_text(f"u,t,x,y\n1,5,1,0\n1,5,1,{label}\n")
+    spec = {"user": "u", "time": "t", "dense": ["x"], "objectives": ["y"]}
+    found = profile(CsvReader(CsvReader.Config(rows=str(tmp_path)), Schema.parse(spec)))
+    assert [f.first.partition(", column")[0] for f in found.faults] == [f"{tmp_path}/b.csv, line 3"]
 
 
 def test_repeated_rows_and_ids() -> None:

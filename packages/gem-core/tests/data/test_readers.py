@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -101,14 +102,14 @@ def test_csv_values(tmp_path: Path) -> None:
 
 
 BROKEN_CSV = {
-    "label": ("1,1,a,1,yes\n", r'rows.csv, row 2, column "y" \(label\): expected 0 or 1, found \'yes\''),
-    "label of 2": ("1,1,a,1,2\n", r'rows.csv, row 2, column "y" \(label of y\): expected a label of 0 or 1.*2.0'),
-    "number": ("1,1,a,much,1\n", r'rows.csv, row 2, column "x" \(dense\): expected a number, found \'much\''),
-    "time": ("1,noon,a,1,1\n", r'rows.csv, row 2, column "t" \(time\): expected seconds since 1970 .*found \'noon\''),
-    "time like noon": ("1,,a,1,1\n", r'row 2, column "t" \(request time\): expected a time, found no value'),
-    "no user": (",1,a,1,1\n", r'rows.csv, row 2, column "u" \(user\): expected a user, found no value'),
-    "no label": ("1,1,a,1,\n", r"rows.csv, row 2: expected a label for at least one of y, found none"),
-    "too few fields": ("1,1,a\n", r"rows.csv: cannot be read as CSV: .*Expected 5 columns, got 3"),
+    "label": ("1,1,a,1,yes\n", r'rows.csv, line 3, column "y" \(label\): expected 0 or 1, found \'yes\''),
+    "label of 2": ("1,1,a,1,2\n", r'rows.csv, line 3, column "y" \(label of y\): expected a label of 0 or 1.*2.0'),
+    "number": ("1,1,a,much,1\n", r'rows.csv, line 3, column "x" \(dense\): expected a number, found \'much\''),
+    "time": ("1,noon,a,1,1\n", r'rows.csv, line 3, column "t" \(time\): expected seconds since 1970 .*found \'noon\''),
+    "time like noon": ("1,,a,1,1\n", r'line 3, column "t" \(request time\): expected a time, found no value'),
+    "no user": (",1,a,1,1\n", r'rows.csv, line 3, column "u" \(user\): expected a user, found no value'),
+    "no label": ("1,1,a,1,\n", r"rows.csv, line 3: expected a label for at least one of y, found none"),
+    "too few fields": ("1,1,a\n", r"rows.csv, line 3: expected 5 fields, as in the header, found 3"),
 }
 
 
@@ -117,6 +118,95 @@ def test_broken_csv(tmp_path: Path, line: str, message: str) -> None:
     (tmp_path / "rows.csv").write_text("u,t,ad,x,y\n1,1,a,1,0\n" + line)
     with pytest.raises(DataError, match=message):
         CsvReader(CsvReader.Config(rows=str(tmp_path / "rows.csv")), Schema.parse(SMALL)).load("train")
+
+
+TIMES = {
+    "floats": (["1740000000.0", "1740000001", "1.740000002e9"], [1740000000, 1740000001, 1740000002]),
+    "fractions of a date": (["2026-01-31 12:00:00.25", "2026-01-31 12:00:01"], [1769860800, 1769860801]),
+    "a zone": (["2026-01-31T12:00:00Z", "2026-01-31T12:00:00+01:00"], [1769860800, 1769857200]),
+    "days": (["1970-01-02", "1970-01-03"], [86400, 172800]),
+}
+BROKEN_TIMES = {
+    "a fraction": (["5.0", "5.5"], r"line 3, .*expected whole seconds since 1970 \(cut or round.*found '5.5'"),
+    "no number": (["5.0", "x"], r"line 3, .*expected seconds since 1970 \(as in the rows before\), found 'x'"),
+    "not a time": (["noon"], r"line 2, .*expected seconds since 1970 or a time like 2026-01-31 12:00:00, found 'noon'"),
+    "another form": (["2026-01-31", "5"], r"line 3, .*a time like .* \(in the form of the rows before\), found '5'"),
+    "milliseconds": (["1740000000000.0"], "are these milliseconds"),
+}
+
+
+def csv_of(folder: Path, times: list[str]) -> CsvReader:
+    (folder / "rows.csv").write_text("u,t,ad,x,y\n" + "".join(f"1,{time},a,1,0\n" for time in times))
+    return CsvReader(CsvReader.Config(rows=str(folder / "rows.csv")), Schema.parse(SMALL))
+
+
+@pytest.mark.parametrize(("texts", "seconds"), TIMES.values(), ids=TIMES.keys())
+def test_times_of_csv(tmp_path: Path, texts: list[str], seconds: list[int]) -> None:
+    assert csv_of(tmp_path, texts).load("train").time.tolist() == seconds
+
+
+@pytest.mark.parametrize(("texts", "message"), BROKEN_TIMES.values(), ids=BROKEN_TIMES.keys())
+def test_broken_times_of_csv(tmp_path: Path, texts: list[str], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        csv_of(tmp_path, texts).load("train")
+
+
+@pytest.mark.parametrize(("value", "message"), [(5.5, "whole seconds"), (float("nan"), "expected a time, found nan")])
+def test_broken_times_in_memory(value: float, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        memory(rows=ROWS.set_column(1, "t", pa.array([1.0, 1.0, value, 9.0]))).load("train")
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_line_is_that_of_the_file(tmp_path: Path, suffix: str) -> None:
+    """Blank lines and line breaks within quotes count."""
+    path = tmp_path / f"rows.csv{suffix}"
+    for last, at in (("1,1,a,much,1\n", 6), ("1,1\n", 6)):
+        text = 'u,t,ad,x,y\n\n1,1,"a\nb",1,0\n1,1,a,1,0\n' + last
+        path.write_bytes(gzip.compress(text.encode()) if suffix else text.encode())
+        with pytest.raises(DataError, match=f"rows.csv{suffix}, line {at}"):
+            CsvReader(CsvReader.Config(rows=str(path)), Schema.parse(SMALL)).load("train")
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    out = [record.getMessage() for record in caplog.records]
+    caplog.clear()
+    return out
+
+
+def test_what_is_hardly_meant_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    spec = SMALL | {"events": {"click": {"fields": ["ad"]}}}
+    for user, time, why in ((1, 99, "all are later than the user's requests"), (7, 0, "no user in common")):
+        events = pa.table({"u": [user], "t": [time], "ad": ["a"]})
+        reader = memory(spec, events={"click": events}, split={"test_from": 99})
+        assert reader.rows("train") == reader.rows("train") == 4
+        (message,) = said(caplog)
+        assert message.startswith('warning: no request of split train sees any event of type "click": ')
+        assert why in message
+        assert reader.rows("test") == 0
+        assert said(caplog) == ["warning: split test has no rows (reader option split: {'test_from': 99})"]
+    seen = pa.table({"u": [1], "t": [0], "ad": ["a"]})
+    assert memory(spec, events={"click": seen}).rows("train") == 4 and said(caplog) == []
+
+
+def test_histories_in_list_columns_with_names_of_their_own(tmp_path: Path) -> None:
+    fields = {"ad": {"column": "clicked_ads"}, "spent": {"kind": "dense"}}
+    spec = SMALL | {"events": {"click": {"time": "clicked_at", "fields": fields}}}
+    text = "u,t,ad,x,y,clicked_at,clicked_ads,click.spent\n1,9,a,1.5,1,3|8,a|b,1|3\n"
+    (tmp_path / "rows.csv").write_text(text)
+    in_csv = CsvReader(CsvReader.Config(rows=str(tmp_path / "rows.csv")), Schema.parse(spec))
+    lists = {"clicked_at": [[3, 8]], "clicked_ads": [["a", "b"]], "click.spent": [[1.0, 3.0]]}
+    in_memory = memory(spec, rows={"u": ["1"], "t": [9], "ad": ["a"], "x": [1.5], "y": [1], **lists})
+    for reader in (in_csv, in_memory):
+        events = whole(reader, "train").events["click"]
+        assert events["time"].values.tolist() == [8, 3] and events["spent"].values.tolist() == [1.0, -1.0]
+        assert len(set(events["ad"].values.tolist())) == 2
+
+
+def test_a_parquet_column_twice(tmp_path: Path) -> None:
+    pq.write_table(pa.Table.from_arrays([*ROWS.columns, ROWS["x"]], names=[*ROWS.column_names, "x"]), tmp_path / "r.pq")
+    with pytest.raises(DataError, match=r'r.pq: two columns are called "x" \(dense\); rename one'):
+        ParquetReader(ParquetReader.Config(rows=str(tmp_path / "r.pq")), Schema.parse(SMALL)).load("train")
 
 
 ROWS = pa.table(

@@ -15,7 +15,7 @@ from pydantic import Field
 from gem_core.errors import ConfigError, GemError
 from gem_core.plugins import Registry, hookimpl
 from gem_core.protocols import ComponentConfig
-from gem_core.recipe import load, parse, resolve
+from gem_core.recipe import check_overridden, load, parse, resolve
 from gem_core.schema import Schema
 
 pytestmark = pytest.mark.light
@@ -347,6 +347,38 @@ def test_resolve_names_the_place(change: dict[str, Any], message: str, registry:
     with pytest.raises(ConfigError) as caught:
         resolve(parse({**SMALL, **change}), registry, "recipe r")
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "place", "name"),
+    [
+        ("parallel.strategy.device=cuda", "parallel.strategy", "single"),
+        ("embedding.init_std=0.1", "embedding", "torch"),
+        ("data.batcher.size=2", "data.batcher", "in-order"),
+    ],
+)
+def test_options_of_a_part_that_is_not_named_are_the_defaults(
+    override: str, place: str, name: str, tmp_path: Path
+) -> None:
+    part: Any = load(write(tmp_path, "r.yaml", SMALL), [override])
+    for key in place.split("."):
+        part = getattr(part, key)
+    path, _, text = override.partition("=")
+    key = path.rpartition(".")[2]
+    assert (part.name, part.options) == (name, {key: yaml.safe_load(text)})
+
+
+def test_an_override_is_blamed_for_the_section_that_it_made(tmp_path: Path) -> None:
+    path = write(tmp_path, "r.yaml", {k: v for k, v in SMALL.items() if k != "model"})
+    with pytest.raises(ConfigError, match=r'^override "model.dim=8": missing key "model.name"$'):
+        load(path, ["model.dim=8"])
+
+
+def test_only_overridden_parts_are_checked_again(registry: Registry) -> None:
+    recipe = parse({**SMALL, "trackers": [{"name": "not-installed-here"}], "loss": {"name": "bce", "x": 1}})
+    check_overridden(recipe, registry, "recipe r", ["seed=3"])
+    with pytest.raises(ConfigError, match=r'^override "loss.x=1": unknown key "loss.x" of loss "bce"'):
+        check_overridden(recipe, registry, "recipe r", ["loss.x=1"])
 
 
 def test_resolve_puts_the_schema_in(registry: Registry, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from synthetic import fitted_schema, recipe
 
-from gem_core.errors import ConfigError, DataError
+from gem_core.errors import ConfigError, DataError, GemError
 from gem_core.recipe import Recipe
 from gem_core.train import checkpoint as checkpoints
 from gem_core.train.checkpoint import Checkpoint, check_recipe, complete, find, retain, save
@@ -21,6 +21,25 @@ PARTS: dict[str, dict[str, Any]] = {name: {"x": torch.arange(1000.0), "n": 3} fo
 
 def write(run: Path, step: int, best: int | None = None, made_by: Recipe | None = None) -> Checkpoint:
     return save(run, step, PARTS, recipe(run) if made_by is None else made_by, fitted_schema(), best)
+
+
+FULL = "[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598"
+
+
+@pytest.mark.parametrize("error", [RuntimeError(FULL), OSError(28, "No space left on device")], ids=["torch", "system"])
+def test_a_full_disk_leaves_the_earlier_checkpoints(
+    tmp_path: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, 1)
+
+    def fail(value: object, path: Path) -> None:
+        path.write_text("half")
+        raise error
+
+    monkeypatch.setattr(torch, "save", fail)
+    with pytest.raises(GemError, match=r"step-00000002: cannot be written, [\d,]+ MiB are free .*make room"):
+        write(tmp_path, 2)
+    assert [f.name for f in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]
 
 
 def test_round_trip(tmp_path: Path) -> None:

@@ -136,8 +136,8 @@ def test_task_weights_scale_a_task(tmp_path: Path) -> None:
     parts = [build(recipe(tmp_path, task_weights=w), registry()) for w in ({}, {"buy": 0.0})]
     assert parts[0].task_weights == {"click": 1.0, "buy": 1.0}
     assert parts[1].task_weights == {"click": 1.0, "buy": 0.0}
-    with pytest.raises(ConfigError, match='no task "bye"; did you mean "buy"'):
-        build(recipe(tmp_path, task_weights={"bye": 1.0}), registry())
+    with pytest.raises(ConfigError, match='no task "by"; did you mean "buy"'):
+        build(recipe(tmp_path, task_weights={"by": 1.0}), registry())
 
 
 def test_dense_parameters_and_tables_follow_from_the_seed(tmp_path: Path) -> None:

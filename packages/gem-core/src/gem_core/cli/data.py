@@ -61,7 +61,9 @@ def _of_recipe(path: Path, overrides: Sequence[str], events: Sequence[str]) -> A
 
     if events:
         raise ConfigError("--events goes with a schema; a recipe names its own (data.reader.events=...)")
-    data = recipe.load(path, overrides).data
+    loaded = recipe.load(path, overrides)
+    recipe.check_overridden(loaded, default_registry(), f"recipe {path}", overrides)
+    data = loaded.data
     given, schema = data.schema_, None
     if given is not None:
         schema = Schema.load(given) if isinstance(given, str) else Schema.parse(given, "recipe: data.schema")

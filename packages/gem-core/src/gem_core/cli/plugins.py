@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import click
 
-from gem_core.cli import DEBUG
+from gem_core.cli.app import DEBUG
 from gem_core.plugins import CONTRACT_VERSION, Plugin, Registry, default_registry
 
 

@@ -1,11 +1,13 @@
 """Columns of an Arrow table as checked numpy arrays; every fault names file, row, column, what was expected and found.
 
-Rows are counted from 1 in messages. All of it is vectorised: nothing here loops over rows.
+Messages give the line of a text file (the header is line 1), else the row, counted from 1. All of it is vectorised: nothing here loops over rows.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 import numpy as np
@@ -22,6 +24,8 @@ Bools = npt.NDArray[np.bool_]
 LATEST_SECOND = 100_000_000_000
 """Times beyond the year 5138 are taken for a wrong unit."""
 
+WHOLE_SECONDS = "whole seconds since 1970 (cut or round the fractions)"
+
 
 @dataclass(frozen=True)
 class Source:
@@ -31,12 +35,14 @@ class Source:
         name: the file, or what the rows are called where there is no file.
         rows: 0-based number in the file of each row; None where they run on from `first`.
         columns: all columns of the file, where the table has only some of them.
+        line: of a text file, the line where the row of a 0-based number begins.
     """
 
     name: str
     first: int = 0
     rows: Ints | None = None
     columns: tuple[str, ...] = ()
+    line: Callable[[int], int] | None = None
 
     def numbers(self, n: int) -> Ints:
         """(n,) 0-based numbers of the rows in the file."""
@@ -44,11 +50,26 @@ class Source:
 
     def take(self, index: Ints, n: int) -> Source:
         """The source of rows `index` of a table of `n` rows."""
-        return Source(self.name, rows=self.numbers(n)[index], columns=self.columns)
+        return replace(self, first=0, rows=self.numbers(n)[index])
 
     def at(self, i: int) -> str:
         """The place of row `i`."""
-        return f"{self.name}, row {(self.first + i if self.rows is None else int(self.rows[i])) + 1}"
+        row = self.first + i if self.rows is None else int(self.rows[i])
+        return f"{self.name}, row {row + 1}" if self.line is None else f"{self.name}, line {self.line(row)}"
+
+
+@dataclass(frozen=True)
+class Joined(Source):
+    """Where the rows of several tables in a row come from; `parts`: their sources, each with its first row's number
+    among all."""
+
+    parts: tuple[tuple[int, Source], ...] = ()
+
+    def at(self, i: int) -> str:
+        """The place of row `i` in its own part."""
+        row = self.first + i if self.rows is None else int(self.rows[i])
+        first, source = self.parts[bisect_right(self.parts, row, key=lambda part: part[0]) - 1]
+        return source.at(row - first)
 
 
 @dataclass(frozen=True)
@@ -139,6 +160,10 @@ class Column:
         """(n,) int64 seconds since 1970, from integers or timestamps; no value is a fault."""
         kind, values = self.values.type, self.values
         self.check(self.nulls(), "a time")
+        if pa.types.is_floating(kind):
+            numbers = self.numbers()
+            self.check(np.isnan(numbers), "a time")
+            self.check(numbers != np.trunc(numbers), WHOLE_SECONDS)
         if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
             values = values.cast(pa.timestamp("s"), safe=False).cast(pa.int64())
         elif pa.types.is_floating(kind) or pa.types.is_integer(kind):

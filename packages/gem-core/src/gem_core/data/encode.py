@@ -230,9 +230,7 @@ class _RowsBuilder:
         row_id = self._row_id(table, source)
         surfaces = surface_texts(schema, table, source)
         targets = Targets(schema, table, source, surfaces, required=self.unlabelled != "keep")
-        surface = (
-            np.zeros(len(table), np.int32) if surfaces is None else surface_index(schema.surface_names(), surfaces)
-        )
+        surface = np.zeros(len(table), np.int32) if surfaces is None else surface_index(schema, surfaces)
         if self.unlabelled == "error":
             targets.check_labelled(source)
         elif self.unlabelled == "drop" and not targets.any.all():
@@ -343,7 +341,7 @@ class _RowsBuilder:
 
     def _inline(self, event: str, heads: pa.Table, source: Source, before: Ints) -> dict[str, Array]:
         """Events of one type from the list columns of requests' first rows."""
-        times, offsets = inline_column(heads, event, "time", source).lists()
+        times, offsets = inline_column(self.schema, heads, event, "time", source).lists()
         time = times.times()
         owner = np.repeat(np.arange(len(heads)), np.diff(offsets))
         same = owner[1:] == owner[:-1]
@@ -351,7 +349,7 @@ class _RowsBuilder:
         times.check(time >= before[owner], f"a time before {event} history ends (a later event is a leak)")
         out: dict[str, Array] = {"time": time, "lengths": np.diff(offsets)}
         for name in self.schema.events[event].fields:
-            whole = inline_column(heads, event, name, source)
+            whole = inline_column(self.schema, heads, event, name, source)
             values, own = whole.lists()
             wrong = np.diff(own) != np.diff(offsets)
             if wrong.any():

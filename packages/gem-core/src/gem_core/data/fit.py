@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from gem_core.data.columns import Column, Floats, Ints, Source, column
 from gem_core.data.ids import split_decimals
 from gem_core.data.values import Targets, dense_values, inline_column, surface_texts
-from gem_core.errors import DataError
+from gem_core.errors import ConfigError, DataError, nearest, warn
 from gem_core.schema import DenseFeature, DenseStats, EventField, Fitted, Schema
 
 SAMPLE = 1_000_000
@@ -190,7 +190,7 @@ class _Fit:
         """The list columns of rows that carry their own history."""
         for event, kind in self.schema.events.items():
             for name, options in kind.fields.items():
-                values, _ = inline_column(table, event, name, source).lists()
+                values, _ = inline_column(self.schema, table, event, name, source).lists()
                 self._field(event, name, options, values)
 
     def add_events(self, event: str, table: pa.Table, source: Source) -> None:
@@ -209,9 +209,25 @@ class _Fit:
         else:
             self._numbers(key, values, options)
 
+    def _check_objectives(self, surfaces: list[str]) -> None:
+        """Raise for an objective on a surface that does not occur; warn of one that nothing can be learned of."""
+        for task, objective in self.schema.objectives.items():
+            for surface in objective.surfaces or () if self.schema.surfaces is None else ():
+                if surface not in surfaces:
+                    raise ConfigError(
+                        f'objectives.{task}.surfaces: "{surface}" does not occur in the training rows'
+                        f"{nearest(surface, surfaces)} (one that comes later: declare all surfaces in `surfaces:`)"
+                    )
+            if not self.weight[task]:
+                warn(f"objective {task} has no label in the training rows: nothing is learned of it")
+            elif not self.positives[task]:
+                warn(f"objective {task} has no positive label in the training rows: there are only zeros to learn")
+
     def fitted(self) -> Fitted:
         if not self.rows:
             raise DataError("the training split has no rows: nothing to fit the schema on")
+        surfaces = [str(s) for s in self.surfaces.vocabulary(1_000_000, 1)]
+        self._check_objectives(surfaces)
         vocabularies = {}
         for table, frequencies in self.ids.items():
             options = self.schema.sparse_options(table)
@@ -220,7 +236,7 @@ class _Fit:
             rows=self.rows,
             dense={key: moments.stats() for key, moments in self.moments.items()},
             vocabularies=vocabularies,
-            surfaces=[str(s) for s in self.surfaces.vocabulary(1_000_000, 1)],
+            surfaces=surfaces,
             base_rates={t: self.positives[t] / w if w else 0.0 for t, w in self.weight.items()},
         )
 

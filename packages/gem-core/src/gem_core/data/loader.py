@@ -8,8 +8,10 @@ read ahead.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
+import sys
 import threading
 import time
 import warnings
@@ -30,6 +32,7 @@ READ_AHEAD = 4
 """Batches that each worker keeps ready."""
 
 _ALIGN = 64
+PR_SET_PDEATHSIG = 1
 
 
 class InOrder:
@@ -95,6 +98,12 @@ class _Fault:
     message: str
 
 
+def _end_with_parent() -> None:
+    """Have the kernel end this process when the one that forked it is killed: it would find out late and noisily."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 class _Worker(IterableDataset[Any]):
     """What runs in a worker process."""
 
@@ -106,6 +115,7 @@ class _Worker(IterableDataset[Any]):
         assert info is not None
         # In a group of its own: Ctrl-C or a signal to the job's group goes to the trainer, which ends in good order.
         os.setpgid(0, 0)
+        _end_with_parent()
         torch.set_num_threads(1)
         try:
             for batch in self.reader.iterate(worker=info.id, workers=info.num_workers, **self.options):

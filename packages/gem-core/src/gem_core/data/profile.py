@@ -6,6 +6,7 @@ first.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -15,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gem_core.data.columns import Bools, Column, Floats, Ints, Source, column
+from gem_core.data.columns import Bools, Column, Floats, Ints, Joined, Source, column
 from gem_core.data.encode import Tables
 from gem_core.data.ids import column_keys, factorize, keys, splitmix64
 from gem_core.data.readers.base import TableReader
@@ -146,8 +147,15 @@ def _whole(tables: Tables) -> tuple[pa.Table, Source]:
     pieces = list(tables)
     names = list(dict.fromkeys(source.name for _, source in pieces))
     table = pa.concat_tables([t for t, _ in pieces], promote_options="permissive")
-    rows = np.concatenate([s.numbers(len(t)) for t, s in pieces])
-    return table, Source(", ".join(names), rows=rows, columns=pieces[0][1].columns)
+    first = np.cumsum([0, *(len(t) for t, _ in pieces)]).tolist()
+    parts = tuple((start, source) for start, (t, source) in zip(first, pieces, strict=False) if len(t))
+    return table, Joined(", ".join(names), columns=pieces[0][1].columns, parts=parts)
+
+
+def _file_and_column(error: DataError) -> tuple[str, ...]:
+    """Of a fault of a value; empty for another."""
+    found = re.match(r'(.+), (?:line|row) \d+, column "([^"]*)"', str(error))
+    return () if found is None else found.groups()
 
 
 class _Profiler:
@@ -157,8 +165,15 @@ class _Profiler:
         self.trained: dict[str, list[Ints]] = {}
         """Per table, keys of the ids of the stored events and of the training split."""
         self.stored: dict[str, UserEvents] = {}
+        self.unread: dict[str, Fault] = {}
+        """Kinds of values that the reader cannot read."""
+        self.unread_columns: set[tuple[str, ...]] = set()
+        """Files and columns of these: values that are missing there may be these."""
+        self.said: set[str] = set()
+        """Messages: a file may be read for each split."""
 
     def run(self) -> Profile:
+        self.reader.on_fault = self._unread
         for event, tables in self.reader.events().items():
             found = self._try(_whole, tables)
             if found is not None:
@@ -172,19 +187,40 @@ class _Profiler:
                 self.out.tables[table] = len(np.unique(np.concatenate(parts)))
         return self.out
 
+    def _unread(self, kind: str, count: int, error: DataError) -> None:
+        """Count values that the reader then gives as missing."""
+        if not self._news(error):
+            return
+        self.unread_columns.add(_file_and_column(error))
+        if kind in self.unread:
+            self.unread[kind].count = (self.unread[kind].count or 0) + count
+            return
+        self.unread[kind] = Fault(count, str(error))
+        self.out.faults.append(self.unread[kind])
+
+    def _news(self, error: DataError) -> bool:
+        """Whether this was not said before, nor is of a value that may be missing because it could not be read."""
+        text = str(error)
+        mended = text.endswith("found no value") and _file_and_column(error) in self.unread_columns
+        known = text in self.said or mended
+        self.said.add(text)
+        return not known
+
     def _count(self, values: Column, bad: Bools, expected: str) -> None:
         """Count the values that `bad` marks as one kind of fault."""
         try:
             values.check(bad, expected)
         except DataError as error:
-            self.out.faults.append(Fault(int(bad.sum()), str(error)))
+            if self._news(error):
+                self.out.faults.append(Fault(int(bad.sum()), str(error)))
 
     def _try(self, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T | None:
         """What `work` gives; None, and the fault kept, where it finds one."""
         try:
             return work(*args, **options)
         except DataError as error:
-            self.out.faults.append(Fault(None, str(error)))
+            if self._news(error):
+                self.out.faults.append(Fault(None, str(error)))
             return None
 
     # ---- columns -----------------------------------------------------------------------------------------------
@@ -373,7 +409,7 @@ class _Profiler:
         """Lengths of the histories in list columns; events at or after the request and out of order are counted."""
         if not self.reader.inline:
             return None
-        whole = self._try(inline_column, heads, event, "time", source)
+        whole = self._try(inline_column, self.schema, heads, event, "time", source)
         found = None if whole is None else self._try(whole.lists)
         if found is None:
             return None

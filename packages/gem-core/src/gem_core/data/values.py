@@ -45,7 +45,9 @@ def row_columns(schema: Schema, inline_events: bool) -> dict[str, Role]:
         *((o.rate, "weight") for o in schema.objectives.values()),
     ]
     if inline_events:
-        optional += [(f"{e}.{n}", "event") for e, t in schema.events.items() for n in ("time", *t.fields)]
+        optional += [
+            (place, "event") for e in schema.events for places in inline_columns(schema, e).values() for place in places
+        ]
     for name, role in optional:
         if name is not None:
             out.setdefault(name, role)
@@ -83,15 +85,25 @@ def event_columns(schema: Schema, event: str) -> dict[str, Role]:
     return out
 
 
-def inline_column(table: pa.Table, event: str, name: str, source: Source) -> Column:
+def inline_columns(schema: Schema, event: str) -> dict[str, list[str]]:
+    """Where the list columns of events that stand in the rows may be, by "time" or field: "<type>.<name>", or the
+    column that the schema names, if it does."""
+    kind = schema.events[event]
+    named = {"time": kind.time, **{name: field.column for name, field in kind.fields.items()}}
+    return {name: [f"{event}.{name}", *([own] if own is not None else [])] for name, own in named.items()}
+
+
+def inline_column(schema: Schema, table: pa.Table, event: str, name: str, source: Source) -> Column:
     """The list column of a field (or "time") of events that stand in the rows."""
-    place = f"{event}.{name}"
-    if f"{event}.time" not in table.column_names:
+    places = inline_columns(schema, event)
+    found = next((p for p in places["time"] if p in table.column_names), None)
+    if found is None:
         raise DataError(
             f'{source.name}: no column "{event}.time": without stored {event} events (reader option events.{event}, or '
-            f"argument of encode) the rows must have them in list columns{nearest(place, source.columns)}"
+            f"argument of encode) the rows must have them in list columns{nearest(places['time'][0], source.columns)}"
         )
-    return column(table, place, f"times of {event} events" if name == "time" else f"field {place}", source)
+    place = next((p for p in places[name] if p in table.column_names), places[name][-1])
+    return column(table, place, f"times of {event} events" if name == "time" else f"field {event}.{name}", source)
 
 
 def dense_values(values: Column, feature: DenseFeature | EventField) -> Floats:
@@ -129,13 +141,17 @@ def surface_texts(schema: Schema, table: pa.Table, source: Source) -> Column | N
     return Column(found.texts(), found.name, found.role, source)
 
 
-def surface_index(names: list[str], surfaces: Column) -> npt.NDArray[np.int32]:
-    """(n,) index of each surface in `names`."""
+def surface_index(schema: Schema, surfaces: Column) -> npt.NDArray[np.int32]:
+    """(n,) index of each surface in the schema's."""
+    names = schema.surface_names()
     found = pc.fill_null(pc.index_in(surfaces.values, value_set=pa.array(names, pa.string())), -1)
     out: npt.NDArray[np.int32] = found.to_numpy(zero_copy_only=False).astype(np.int32)
     if (out < 0).any():
         i = int((out < 0).argmax())
-        surfaces.fail(i, f"one of {', '.join(names)}", nearest(surfaces.values[i].as_py(), names).split("; valid")[0])
+        hint = nearest(surfaces.values[i].as_py(), names).split("; valid")[0]
+        if schema.surfaces is None and not hint:
+            hint = "; the training rows have no other: declare one that comes later in the schema's `surfaces:`"
+        surfaces.fail(i, f"one of {', '.join(names)}", hint)
     return out
 
 

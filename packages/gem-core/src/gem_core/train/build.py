@@ -16,7 +16,7 @@ from gem_core.data.loader import Loader
 from gem_core.errors import ConfigError, nearest
 from gem_core.plugins import Registry, default_registry
 from gem_core.protocols import Batcher, Embedding, Loss, Metric, Precision, Reader, Strategy
-from gem_core.recipe import Recipe, _Component, parse
+from gem_core.recipe import Recipe, _Component, check_overridden, parse
 from gem_core.schema import Schema
 from gem_core.train.checkpoint import Checkpoint, find
 from gem_core.train.precision import apply
@@ -131,11 +131,13 @@ def restore(
         reader: in place of the recipe's `data.reader`, as in {"name": "memory", "test": table}.
     """
     checkpoint = find(path)
+    registry = default_registry() if registry is None else registry
     recipe = checkpoint.recipe(overrides)
+    check_overridden(recipe, registry, f"recipe of {checkpoint.path}", overrides)
     if reader is not None:
         value = recipe.dump()
         recipe = parse({**value, "data": {**value["data"], "reader": dict(reader)}}, f"recipe of {checkpoint.path}")
-    parts = build(recipe, default_registry() if registry is None else registry, checkpoint.schema())
+    parts = build(recipe, registry, checkpoint.schema())
     parts.load(checkpoint)
     parts.module.eval()
     return parts

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from gem_core import __version__
-from gem_core.errors import ConfigError, DataError
+from gem_core.errors import ConfigError, DataError, GemError, looked_for
 from gem_core.plugins import CONTRACT_VERSION
 from gem_core.recipe import Recipe, load
 from gem_core.schema import Schema
@@ -114,11 +114,46 @@ def save(
     schema: Schema,
     best_step: int | None = None,
 ) -> Checkpoint:
-    """Write a checkpoint; it appears whole or not at all. An earlier one of the same step is replaced."""
+    """Write a checkpoint; it appears whole or not at all. An earlier one of the same step is replaced.
+
+    Raises:
+        GemError: the disk is full, or the folder cannot be written.
+    """
     target = _step_folder(run, step)
     hidden = target.with_name(f".{target.name}")
-    shutil.rmtree(hidden, ignore_errors=True)  # left by a run that was killed while it wrote
-    hidden.mkdir(parents=True)
+    try:
+        shutil.rmtree(hidden, ignore_errors=True)  # left by a run that was killed while it wrote
+        hidden.mkdir(parents=True)
+        _write(hidden, step, parts, recipe, schema, best_step)
+        aside = target.with_name(f".old-{target.name}")
+        if target.exists():
+            target.rename(aside)
+        hidden.rename(target)
+        _flush(target.parent)
+    except (OSError, RuntimeError) as error:  # torch's writer has a RuntimeError for a full disk
+        shutil.rmtree(hidden, ignore_errors=True)
+        free = _free(run)
+        raise GemError(
+            f"checkpoint {target}: cannot be written, {free / 2**20:,.0f} MiB are free there "
+            f"({str(error).splitlines()[0]}); earlier checkpoints are whole: make room, and the same command goes on"
+        ) from error
+    shutil.rmtree(aside, ignore_errors=True)
+    return Checkpoint(target)
+
+
+def _free(folder: Path) -> int:
+    """Bytes free where the folder is."""
+    return shutil.disk_usage(next(f for f in (folder, *folder.absolute().parents) if f.exists())).free
+
+
+def _write(
+    hidden: Path,
+    step: int,
+    parts: Mapping[str, Mapping[str, Any]],
+    recipe: Recipe,
+    schema: Schema,
+    best_step: int | None,
+) -> None:
     for name in PARTS:
         torch.save(dict(parts[name]), hidden / f"{name}.pt")
     (hidden / "recipe.yaml").write_text(recipe.to_yaml())
@@ -130,13 +165,6 @@ def save(
     for file in hidden.iterdir():
         _flush(file)
     _flush(hidden)
-    aside = target.with_name(f".old-{target.name}")
-    if target.exists():
-        target.rename(aside)
-    hidden.rename(target)
-    _flush(target.parent)
-    shutil.rmtree(aside, ignore_errors=True)
-    return Checkpoint(target)
 
 
 def complete(run: Path) -> list[Checkpoint]:
@@ -173,7 +201,10 @@ def find(path: str | Path) -> Checkpoint:
         return Checkpoint(path)
     found = complete(path)
     if not found:
-        raise ConfigError(f"{path}: neither a checkpoint nor a run's folder with complete checkpoints in checkpoints/")
+        hint = "" if path.exists() else looked_for(path)
+        raise ConfigError(
+            f"{path}: neither a checkpoint nor a run's folder with complete checkpoints in checkpoints/{hint}"
+        )
     best = found[-1].manifest()["best_step"]
     return next((c for c in found if c.step == best), found[-1])
 

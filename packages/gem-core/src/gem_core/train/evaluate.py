@@ -10,8 +10,10 @@ from gem_core.errors import DataError
 from gem_core.plugins import Registry
 from gem_core.train.build import restore
 from gem_core.train.measure import measure
+from gem_core.train.memory import enough_memory
 
 
+@enough_memory()
 def evaluate(
     path: str | Path,
     split: str = "test",

@@ -16,14 +16,17 @@ import torch
 from gem_core.data.batch import Batch
 from gem_core.data.readers.base import TableReader
 from gem_core.data.rows import EncodedRows
-from gem_core.errors import ConfigError
+from gem_core.errors import ConfigError, GemError
 from gem_core.plugins import Registry
 from gem_core.train.build import Parts, restore
+from gem_core.train.folder import unwritable
+from gem_core.train.memory import enough_memory
 
 ROW_GROUP = 65_536
 """Rows gathered before they are written."""
 
 
+@enough_memory()
 @torch.no_grad()
 def predict(
     path: str | Path,
@@ -48,11 +51,19 @@ def predict(
         The number of rows written.
 
     Raises:
-        ConfigError: no checkpoint there, a wrong override, a split that the reader does not have, another file type.
+        ConfigError: no checkpoint there, a wrong override, a split that the reader does not have, another file type, a
+            place that cannot be written.
+        GemError: the disk or memory is full.
     """
     output = Path(output)
     if output.suffix not in (".parquet", ".csv"):
         raise ConfigError(f"predictions go to a .parquet or .csv file, not {output.name}")
+    if output.is_dir():
+        raise ConfigError(f"{output}: expected a file to write, found a folder there")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(unwritable(str(output.parent), error)) from error
     parts = restore(path, registry, overrides, reader)
     parts.check_split(split)
     source: object = parts.reader
@@ -96,12 +107,13 @@ def _batches(
 @contextmanager
 def _writer(output: Path, schema: pa.Schema) -> Iterator[Callable[[pa.Table], None]]:
     """Writes tables under a hidden name, renamed to `output` when all went well."""
-    output.parent.mkdir(parents=True, exist_ok=True)
     hidden = output.with_name(f".{output.name}")
     make = pyarrow.parquet.ParquetWriter if output.suffix == ".parquet" else pyarrow.csv.CSVWriter
     try:
         with make(str(hidden), schema) as writer:
             yield writer.write_table
         hidden.replace(output)
+    except OSError as error:
+        raise GemError(unwritable(str(output), error)) from error
     finally:
         hidden.unlink(missing_ok=True)

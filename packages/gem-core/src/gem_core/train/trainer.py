@@ -28,8 +28,10 @@ from gem_core.train import fault, seeds
 from gem_core.train.build import build, create
 from gem_core.train.checkpoint import Checkpoint
 from gem_core.train.flops import measure_peak
+from gem_core.train.folder import locked, write_whole
 from gem_core.train.interrupt import Interrupt
 from gem_core.train.measure import measure
+from gem_core.train.memory import enough_memory
 from gem_core.train.meter import Meter
 from gem_core.train.optimizer import DenseOptimizer, lr_factor
 from gem_core.train.state import Result, State, Status
@@ -46,11 +48,14 @@ def train(recipe: Recipe, registry: Registry | None = None, resume: Resume = "au
             "never" deletes the folder's checkpoints and starts over.
 
     Raises:
-        ConfigError: the recipe names something unknown, or cannot resume.
+        ConfigError: the recipe names something unknown, cannot resume, or its folder is in use or cannot be written.
         DataError: data or a checkpoint are not what they should be.
-        GemError: the loss is not finite or explodes, and the policy is to stop.
+        GemError: the loss is not finite or explodes, and the policy is to stop; memory or the disk is full.
     """
-    return Trainer(recipe, default_registry() if registry is None else registry).run(resume)
+    registry = default_registry() if registry is None else registry
+    recipe = resolve(recipe, registry)
+    with locked(recipe.folder), enough_memory():
+        return Trainer(recipe, registry).run(resume)
 
 
 class Trainer:
@@ -92,6 +97,7 @@ class Trainer:
             self._interrupt = stack.enter_context(Interrupt())
             peak = measure_peak(self.strategy.device)
             seeds.seed_all(self.recipe.seed + self.strategy.rank)
+            self._check_splits()
             self._start(resume)
             stack.callback(self._close)
             self.meter = Meter(self.parts.model, peak, self.strategy.device)
@@ -106,6 +112,13 @@ class Trainer:
                 status = "stopped"
             return self._finish(status)
 
+    def _check_splits(self) -> None:
+        """Read what will be evaluated now: a fault in it is not to wait until the model is trained."""
+        load = getattr(self.parts.reader, "load", None)
+        if load is not None:
+            for split in self.parts.reader.splits():
+                load(split)
+
     def _start(self, resume: Resume) -> None:
         """Load the newest checkpoint if asked to, and open the trackers behind it."""
         found = checkpoints.complete(self.folder)
@@ -117,7 +130,7 @@ class Trainer:
             self._load(found[-1])
         if self.strategy.rank == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
-            (self.folder / "recipe.yaml").write_text(self.recipe.to_yaml())
+            write_whole(self.folder / "recipe.yaml", self.recipe.to_yaml())
             context: dict[str, Any] = {"folder": self.folder, "resume": self.state.step}
             for i, tracker in enumerate(self.recipe.trackers):
                 self.trackers.append(create(self._registry, "tracker", tracker, f"trackers.{i}", **context))
@@ -381,7 +394,7 @@ class Trainer:
             callback.on_end(self)
         result = Result(status, step, self.folder, chosen.path, best, self.state.best_metrics, test)
         if self.strategy.rank == 0:
-            (self.folder / "result.json").write_text(json.dumps(asdict(result), default=str, indent=1))
+            write_whole(self.folder / "result.json", json.dumps(asdict(result), default=str, indent=1))
         return result
 
     def _description(self, peak: float) -> str:

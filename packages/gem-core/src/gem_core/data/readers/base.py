@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import glob
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, date, datetime
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +26,7 @@ from gem_core.data.columns import Bools, Source, column
 from gem_core.data.encode import EncodedRows, EventLog, Tables, encoder_of
 from gem_core.data.fit import fit_sources
 from gem_core.data.values import Role, Unlabelled, event_columns, row_columns
-from gem_core.errors import ConfigError, DataError, nearest
+from gem_core.errors import ConfigError, DataError, looked_for, nearest, warn
 from gem_core.protocols import ComponentConfig
 from gem_core.schema import Schema
 
@@ -77,6 +77,10 @@ class TableConfig(ComponentConfig):
     unlabelled: Unlabelled = "error"
 
 
+def _raise(kind: str, count: int, error: DataError) -> None:
+    raise error
+
+
 class TableReader(ABC):
     """Base of the readers that hold an encoded log in memory; a subclass gives the tables.
 
@@ -94,6 +98,8 @@ class TableReader(ABC):
         self._encoded: dict[str, EncodedRows] = {}
         self._log: EventLog | None = None
         self._given = schema
+        self.on_fault: Callable[[str, int, DataError], None] = _raise
+        """Told of values that cannot be read: their kind, how many they are, and the error of the first."""
         self._state: dict[str, Any] = {"epoch": 0, "request": 0, "seed": seed}
 
     @cached_property
@@ -218,7 +224,21 @@ class TableReader(ABC):
                 self._log = encoder_of(self.schema).events(self.events())
             rows = encoder_of(self.schema).rows(self.tables(split), self._log, self.unlabelled)
             self._encoded[split] = rows
+            self._warn(split, rows)
         return self._encoded[split]
+
+    def _warn(self, split: str, rows: EncodedRows) -> None:
+        """Say what is legal but hardly meant: no rows, and histories that are all empty."""
+        if not rows.rows:
+            by = "" if self.split is None else f" (reader option split: {self.split.model_dump(exclude_none=True)})"
+            warn(f"split {split} has no rows{by}")
+            return
+        for event, (start, end) in rows.spans.items():
+            if (start < end).any():
+                continue
+            known = np.isin(rows.user, rows.log.types[event].users).any()
+            why = "all are later than the user's requests" if known else "it has no user in common with the rows"
+            warn(f'no request of split {split} sees any event of type "{event}"' + ("" if self.inline else f": {why}"))
 
     def rows(self, split: str = "train") -> int:
         """Number of rows of a split."""
@@ -291,7 +311,8 @@ def expand(paths: Paths, option: str, suffixes: tuple[str, ...]) -> list[Path]:
         else:
             found = sorted(Path(f) for f in glob.glob(str(path), recursive=True) if Path(f).is_file())
         if not found:
-            what = f"a folder without {' or '.join(suffixes)} files" if path.is_dir() else "no such file"
-            raise ConfigError(f"reader: {option}: {text}: {what}")
+            if path.is_dir():
+                raise ConfigError(f"reader: {option}: {text}: a folder without {' or '.join(suffixes)} files")
+            raise ConfigError(f"reader: {option}: {text}: no such file{looked_for(path)}")
         out += found
     return out

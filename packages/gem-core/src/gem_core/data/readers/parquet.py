@@ -54,6 +54,9 @@ def parquet_tables(path: Path, columns: Mapping[str, Role]) -> Iterator[tuple[pa
             schema = file.schema_arrow
             wanted = [name for name in schema.names if name in columns]
             first, names = 0, tuple(schema.names)
+            twice = [name for name in wanted if names.count(name) > 1]
+            if twice:
+                raise DataError(f'{path}: two columns are called "{twice[0]}" ({columns[twice[0]]}); rename one')
             for batch in file.iter_batches(PIECE, columns=wanted, use_threads=True):
                 yield pa.Table.from_batches([batch]), Source(str(path), first, columns=names)
                 first += len(batch)
