@@ -86,7 +86,7 @@ def test_wrong_lengths(lengths: dict[str, int], message: str) -> None:
 def test_the_schema_has_what_the_specification_says() -> None:
     schema = Schema.load(SCHEMA)
     assert schema.events["purchase"].max_length == 512 and schema.objectives["redeem"].rate == "rate"
-    assert all(d.encoding == "piecewise" and d.bins == 26 for d in schema.dense.values())
+    assert all(d.encoding == "piecewise" and d.bins == 13 for d in schema.dense.values())
     assert all(d.transform == "log1p" for n, d in schema.dense.items() if "_count" in n)
 
 

@@ -49,11 +49,14 @@ with locked(pathlib.Path({str(tmp_path)!r})):
 
 def test_a_forked_reader_does_not_hold_the_folder(tmp_path: Path) -> None:
     read, write = os.pipe()
+    forked, ready = os.pipe()
     with locked(tmp_path):
         child = os.fork()
         if child == 0:
+            os.write(ready, b"x")
             os.read(read, 1)
             os._exit(0)
+        os.read(forked, 1)
     with locked(tmp_path):
         os.write(write, b"x")
     assert os.waitpid(child, 0)[1] == 0

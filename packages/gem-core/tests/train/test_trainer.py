@@ -77,6 +77,7 @@ def test_a_run_learns_and_writes_what_it_says(tmp_path: Path) -> None:
     assert result.validation["click/auc"] > 0.65
     assert {p.name for p in tmp_path.iterdir()} == {
         "checkpoints",
+        "lock",
         "recipe.yaml",
         "result.json",
         "metrics.jsonl",
