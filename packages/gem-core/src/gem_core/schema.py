@@ -121,7 +121,8 @@ class EventField(_Part):
 
 class EventType(_Part):
     """One type of past event of a user. Stored once per user in time order; a request sees the newest `max_length`
-    events that are strictly earlier than it."""
+    events that are strictly earlier than it. `user`, `time`: columns of the events (default: those of the rows). Events
+    in list columns of the rows stand in "<type>.time" and "<type>.<field>", or in the columns named here and there."""
 
     user: str | None = None
     time: str | None = None
@@ -136,7 +137,9 @@ class EventType(_Part):
 
 
 class Objective(_Part):
-    """A task. A row counts where `label` is not null, `mask` (if given) is true and its surface is in `surfaces`.
+    """A task: to predict the column `label` (default: the task's name), which holds 0, 1 or nothing.
+
+    A row counts where `label` is not null, `mask` (if given) is true and its surface is in `surfaces`.
 
     `rate`: column with the rate at which negatives were kept; they weigh 1 / rate. `weight`: column of weights.
     """
@@ -167,7 +170,14 @@ class Fitted(_Part):
 
 
 class Schema(_Part):
-    """See the module's docstring and docs/guides/own-logs.md."""
+    """What the columns of a log mean; docs/guides/own-logs.md builds one step by step.
+
+    `user`, `time`, `request`, `row_id`, `surface`: columns of the rows. Without `request`, adjacent rows of equal user
+    and time are one. `history_before`: column with the time where the history ends, if that is before the request.
+    `surfaces`: all surfaces, where training rows may not have each. A name in `dense`, `sparse`, `vectors` is the
+    column, unless `column` says another; `[a, b]` is short for `{a: {}, b: {}}`. `level: request` is for what is the
+    same in all rows of a request.
+    """
 
     schema_version: Literal[1] = 1
     user: str
