@@ -86,7 +86,7 @@ class WeightGen(nn.Module):
     """Xsum = C * (1 + MLP(flatten(C))), C the token-axis compression N -> R.
 
     The MLP is linear, of low rank: with it each number of a token meets every other by a product, as in a cross layer of
-    DCNv2. A factorisation machine of inner products alone cannot express that (docs/results.md, "the gate").
+    DCNv2. A factorisation machine of inner products alone cannot express that.
     """
 
     def __init__(self, tokens_in: int, tokens_out: int, dim: int, hidden: int) -> None:
