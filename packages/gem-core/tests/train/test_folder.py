@@ -65,8 +65,8 @@ def test_a_forked_reader_does_not_hold_the_folder(tmp_path: Path) -> None:
 def test_other_ranks_leave_the_lock_to_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with locked(tmp_path):
         monkeypatch.setenv("RANK", "1")
-        with locked(tmp_path):
-            pass
+        with locked(tmp_path), locked(tmp_path / "other"):
+            assert not (tmp_path / "other").exists()
 
 
 @pytest.mark.parametrize(

@@ -21,10 +21,9 @@ import torch
 from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor, nn
 
-from gem_core import ops
 from gem_core.data.batch import Batch, Jagged
 from gem_core.errors import ConfigError, nearest
-from gem_core.model.features import FeatureConfig, FeatureTokens, Tokens, newest, truncate
+from gem_core.model.features import FeatureConfig, FeatureTokens, Tokens, mean_history, newest, truncate
 from gem_core.model.heads import Heads
 from gem_core.model.layers import ByName, TokenMap, linear_macs
 from gem_core.model.match import MatchCounts
@@ -38,7 +37,7 @@ class KunlunConfig(ComponentConfig):
     """Every part of Kunlun is a switch here; the sizes s, m, l and the cluster's are recipes.
 
     Attributes:
-        dim, layers: D and depth of the trunk. compressed_tokens: R. gate: hidden size of WeightGen's MLP.
+        dim, layers: D and depth of the trunk. compressed_tokens: R. gate: rank of WeightGen's gate.
         experts, combine: M Wukong experts and how their outputs join.
         tower: the towers' settings; towers: changes per event type (null leaves the type out).
         conditioning: what makes the GDPA weights: "request" (once per request) or "full" (with the ad, once per row; also
@@ -236,8 +235,8 @@ class Kunlun(nn.Module):
         out = []
         for event, count in self.config.history.items():
             fields, vectors = newest(event, events[event], looked, count)
-            for key, vector in vectors.items():
-                mean = ops.segment_mean(vector, fields["time"].offsets)
+            means = mean_history(list(vectors), vectors, {event: fields})
+            for key, mean in zip(vectors, means, strict=True):
                 out.append(self.history[key.replace(".", "/")](mean).unsqueeze(1))
         return out
 
