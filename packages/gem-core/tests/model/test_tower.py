@@ -154,3 +154,13 @@ def test_event_inputs_use_age_and_missing_numbers() -> None:
     assert out.isfinite().all()
     torch.testing.assert_close(out[0], out[3])
     assert (out[0] - out[1]).abs().max() > 1e-3 and (out[0] - out[2]).abs().max() > 1e-3
+
+
+def test_options_of_an_attention_that_is_not_there_are_noted() -> None:
+    """One layer under CompSkip has no self-attention; nothing is said of options that were left alone or have an effect."""
+    schema = make_schema()
+    notes = make_model("kunlun", schema, layers=1, towers={"click": {"attention": "full"}, "view": {"heads": 2}}).notes
+    assert notes == ("tower click: attention: without effect, as it has no self-attention (one layer under comp_skip)",)
+    notes = make_model("kunlun", schema, layers=2, tower={"block_shift": True}, towers={"view": {"layers": 1}}).notes
+    assert [note.partition(":")[0] for note in notes] == ["tower view"]
+    assert make_model("kunlun", schema, layers=1, comp_skip=False, tower={"attention": "full"}).notes == ()

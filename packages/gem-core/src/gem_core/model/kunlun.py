@@ -80,6 +80,11 @@ class KunlunConfig(ComponentConfig):
         change = self.towers.get(event, {})
         return None if change is None else TowerConfig.model_validate({**self.tower.model_dump(), **change})
 
+    def said_of_attention(self, event: str) -> list[str]:
+        """The options of an event type's self-attention that the recipe sets."""
+        given = self.tower.model_fields_set | set(self.towers.get(event) or {})
+        return sorted(given & {"attention", "attention_size", "block_shift"})
+
 
 class WeightGen(nn.Module):
     """Xsum = C * (1 + MLP(flatten(C))), C the token-axis compression N -> R.
@@ -155,6 +160,12 @@ class Kunlun(nn.Module):
         self.full = full
         changed = full and config.conditioning == "request"
         self.notes = ("conditioning: full, as the schema has no request-level feature",) if changed else ()
+        self.notes += tuple(
+            f"tower {event}: {', '.join(said)}: without effect, as it has no self-attention (one layer under comp_skip)"
+            for event, tower in towers.items()
+            if config.comp_skip and min(tower.layers or config.layers, config.layers) == 1
+            if (said := config.said_of_attention(event))
+        )
         self.towers = ByName(
             {
                 event: Tower(
