@@ -36,6 +36,7 @@ class Source:
         rows: 0-based number in the file of each row; None where they run on from `first`.
         columns: all columns of the file, where the table has only some of them.
         line: of a text file, the line where the row of a 0-based number begins.
+        before: rows of the log in the files before this one; None where that is not known.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Source:
     rows: Ints | None = None
     columns: tuple[str, ...] = ()
     line: Callable[[int], int] | None = None
+    before: int | None = None
 
     def numbers(self, n: int) -> Ints:
         """(n,) 0-based numbers of the rows in the file."""
@@ -51,6 +53,14 @@ class Source:
     def take(self, index: Ints, n: int) -> Source:
         """The source of rows `index` of a table of `n` rows."""
         return replace(self, first=0, rows=self.numbers(n)[index])
+
+    def skip(self, n: int) -> Source:
+        """The source of all rows but the first `n`."""
+        return replace(self, first=self.first + n) if self.rows is None else replace(self, rows=self.rows[n:])
+
+    def within(self, before: int) -> Source:
+        """The same, in a log that has so many rows before this file."""
+        return replace(self, before=before)
 
     def at(self, i: int) -> str:
         """The place of row `i`."""
@@ -263,3 +273,11 @@ def column(table: pa.Table, name: str, role: str, source: Source) -> Column:
     if len(chunks) == 1:
         return Column(chunks[0], name, role, source)
     return Column(pa.concat_arrays(chunks) if chunks else _plain(pa.nulls(0, found.type)), name, role, source)
+
+
+def select(table: pa.Table, source: Source, keep: Bools) -> tuple[pa.Table, Source]:
+    """The rows that `keep` marks."""
+    if keep.all():
+        return table, source
+    index = np.flatnonzero(keep)
+    return table.take(pa.array(index)), source.take(index, len(table))

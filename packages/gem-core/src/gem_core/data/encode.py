@@ -269,7 +269,8 @@ class _RowsBuilder:
     def _row_id(self, table: pa.Table, source: Source) -> Ints:
         first, self.rows_seen = self.rows_seen, self.rows_seen + len(table)
         if self.schema.row_id is None:
-            return np.arange(first, self.rows_seen)
+            numbers = source.numbers(len(table))
+            return np.arange(first, self.rows_seen) if source.before is None else source.before + numbers
         values = column(table, self.schema.row_id, "row id", source)
         values.check(values.nulls(), "a row id")
         return column_keys(values.ids())
