@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def write(folder: Path, table: pa.Table, files: int, group: int) -> str:
     """The table in so many files of row groups of `group` rows; borders lie anywhere within requests."""
     folder.mkdir(exist_ok=True, parents=True)
     cut = np.linspace(0, len(table), files + 1).astype(int)
-    for i, (start, end) in enumerate(zip(cut[:-1], cut[1:], strict=True)):
+    for i, (start, end) in enumerate(pairwise(cut)):
         pq.write_table(table.slice(start, end - start), folder / f"{i}.parquet", row_group_size=group)
     return str(folder)
 
@@ -370,7 +371,7 @@ def test_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ConfigError, match=message):
             reader(url).streams("train")
     memory.pipe("/log/2.parquet", b"PAR1 and then nothing")
-    with pytest.raises(DataError, match="memory://.*log/2.parquet: cannot be read as Parquet"):
+    with pytest.raises(DataError, match=r"memory://.*log/2.parquet: cannot be read as Parquet"):
         reader("memory://log").streams("train")
     memory.rm("/log", recursive=True)
     monkeypatch.setattr("fsspec.spec.AbstractFileSystem.exists", lambda *_: 1 / 0)

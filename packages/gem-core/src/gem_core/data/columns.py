@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -135,6 +135,13 @@ class Column:
         else:
             self._wrong_type("numbers")
         out: Floats = values.to_numpy(zero_copy_only=False)
+        return out
+
+    def floats(self) -> npt.NDArray[np.floating[Any]]:
+        """(n,) float32 of a float32 column, else `numbers`; no value becomes NaN. Not to be written to."""
+        if not pa.types.is_float32(self.values.type):
+            return self.numbers()
+        out: npt.NDArray[np.floating[Any]] = self.values.to_numpy(zero_copy_only=False)
         return out
 
     def integers(self) -> pa.Array:

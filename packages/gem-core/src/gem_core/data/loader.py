@@ -240,7 +240,7 @@ class Loader:
         before = signal.getsignal(signal.SIGCHLD) if main else None
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)  # `workers` is deliberate
-            processes = [
+            processes: list[Iterator[Any]] = [
                 iter(
                     DataLoader(
                         _Worker(self.reader, self._options, worker, self.workers),

@@ -72,7 +72,7 @@ class ParquetReader(TableReader):
 
     def streams(self, split: str) -> bool:
         """Whether a split is streamed, being too large to be held."""
-        return self.groups(split).values * BYTES_PER_VALUE > self.config.hold_mib << 20
+        return self.groups(split).values * BYTES_PER_VALUE > int(self.config.hold_mib) << 20
 
     def prepare(self, split: str) -> None:
         """Read what workers share: a split that is held, else the footers and the events that stand apart."""

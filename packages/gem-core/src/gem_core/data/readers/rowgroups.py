@@ -59,8 +59,7 @@ def parquet_tables(name: str, columns: Mapping[str, Role]) -> Pieces:
     with named_errors(name), open_parquet(name) as file:
         first = 0
         for group in range(file.num_row_groups):
-            for table, source in _group_tables(file, name, group, first, columns):
-                yield table, source
+            yield from _group_tables(file, name, group, first, columns)
             first += file.metadata.row_group(group).num_rows
         if not first:
             yield _empty(file, name, columns)
