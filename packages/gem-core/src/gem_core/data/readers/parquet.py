@@ -75,8 +75,9 @@ class ParquetReader(TableReader):
         return self.groups(split).values * BYTES_PER_VALUE > int(self.config.hold_mib) << 20
 
     def prepare(self, split: str) -> None:
-        """Read what workers share: a split that is held, else the footers and the events that stand apart."""
+        """Read what workers share: a split that is held, else the footers, the fit and the events that stand apart."""
         if self.streams(split):
+            _ = self.schema
             self.log()
         else:
             self.load(split)
