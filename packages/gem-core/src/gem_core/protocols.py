@@ -31,7 +31,11 @@ class Reader(Protocol):
 
     A reader that knows its own layout (a shipped set) brings the schema; the others get the recipe's. A static method
     `schema_of(config, schema)`, if there is one, says without the data which schema it will be. One that has a method
-    `load(split)` is asked, before reader processes fork, to read what they are to share.
+    `prepare(split)` is asked, before reader processes fork, to read what they are to share.
+
+    What a rank reads in a pass is a row of turns. A turn is one batch, unless the reader has a method `turn()`, which says
+    of the batch last given its turn, counted from 0 where the iteration began, and whether it is the turn's last:
+    `(3, False)`. A turn may have no batches.
     """
 
     Config: ClassVar[type[ComponentConfig]]
@@ -55,10 +59,10 @@ class Reader(Protocol):
     ) -> Iterator[Batch]:
         """One pass over a split ("train", "validation", "test"); training order is shuffled by seed and epoch.
 
-        A batch has whole requests of about `batch_rows` rows in all. The n-th batch of worker w of W is the rank's
-        batch n W + w: the loader takes them in turn, so the order does not depend on W. `state` is what `state()`
+        A batch has whole requests of about `batch_rows` rows in all. The n-th turn of worker w of W is the rank's turn
+        n W + w: the loader takes them in order, so the order of batches does not depend on W. `state` is what `state()`
         returned after the last batch taken (or `{"epoch": e}`): the iteration goes on with the very next batch. Each
-        row is given exactly once over all (rank, worker) pairs.
+        row is given exactly once over all (rank, worker) pairs; the ranks may have unequal numbers of batches.
         """
         ...
 

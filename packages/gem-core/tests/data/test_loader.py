@@ -259,6 +259,6 @@ def test_a_packed_batch_is_the_batch() -> None:
     rows = LOG.load("train")
     for requests in (np.arange(3), np.arange(0)):
         batch = rows.batch(requests)
-        packed = _Packed.of(batch, {})
+        packed = _Packed.of(batch, {}, (0, True))
         assert_same(packed.batch(), batch)
         assert len(packed.places) < len(torch.utils._pytree.tree_leaves(batch)), "shared offsets are sent once"

@@ -223,7 +223,7 @@ def test_split_by_column_and_by_time() -> None:
     by_column = memory(rows=named, split={"column": "part"})
     assert [by_column.rows(s) for s in by_column.splits()] == [2, 1, 1]
     assert by_column.schema.require_fitted().rows == 2
-    assert by_column.load("test").row_id.tolist() == [0]
+    assert by_column.load("test").row_id.tolist() == [2], "its place in the log"
     by_time = memory(split={"validation_from": 5, "test_from": 9})
     assert [by_time.rows(s) for s in ("train", "validation", "test")] == [2, 1, 1]
     assert by_time.load("test").ids["ad"].values.tolist() == [1], "an ad that training never saw"

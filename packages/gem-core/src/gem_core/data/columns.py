@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,7 @@ class Source:
         rows: 0-based number in the file of each row; None where they run on from `first`.
         columns: all columns of the file, where the table has only some of them.
         line: of a text file, the line where the row of a 0-based number begins.
+        before: rows of the log in the files before this one; None where that is not known.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Source:
     rows: Ints | None = None
     columns: tuple[str, ...] = ()
     line: Callable[[int], int] | None = None
+    before: int | None = None
 
     def numbers(self, n: int) -> Ints:
         """(n,) 0-based numbers of the rows in the file."""
@@ -51,6 +53,14 @@ class Source:
     def take(self, index: Ints, n: int) -> Source:
         """The source of rows `index` of a table of `n` rows."""
         return replace(self, first=0, rows=self.numbers(n)[index])
+
+    def skip(self, n: int) -> Source:
+        """The source of all rows but the first `n`."""
+        return replace(self, first=self.first + n) if self.rows is None else replace(self, rows=self.rows[n:])
+
+    def within(self, before: int) -> Source:
+        """The same, in a log that has so many rows before this file."""
+        return replace(self, before=before)
 
     def at(self, i: int) -> str:
         """The place of row `i`."""
@@ -125,6 +135,13 @@ class Column:
         else:
             self._wrong_type("numbers")
         out: Floats = values.to_numpy(zero_copy_only=False)
+        return out
+
+    def floats(self) -> npt.NDArray[np.floating[Any]]:
+        """(n,) float32 of a float32 column, else `numbers`; no value becomes NaN. Not to be written to."""
+        if not pa.types.is_float32(self.values.type):
+            return self.numbers()
+        out: npt.NDArray[np.floating[Any]] = self.values.to_numpy(zero_copy_only=False)
         return out
 
     def integers(self) -> pa.Array:
@@ -263,3 +280,11 @@ def column(table: pa.Table, name: str, role: str, source: Source) -> Column:
     if len(chunks) == 1:
         return Column(chunks[0], name, role, source)
     return Column(pa.concat_arrays(chunks) if chunks else _plain(pa.nulls(0, found.type)), name, role, source)
+
+
+def select(table: pa.Table, source: Source, keep: Bools) -> tuple[pa.Table, Source]:
+    """The rows that `keep` marks."""
+    if keep.all():
+        return table, source
+    index = np.flatnonzero(keep)
+    return table.take(pa.array(index)), source.take(index, len(table))

@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
+import torch
 
 from gem_core.data.batch import Batch
 from gem_core.data.columns import Column, Ints, Source, column
@@ -41,7 +43,7 @@ from gem_core.data.values import (
     vector_values,
 )
 from gem_core.errors import DataError, nearest
-from gem_core.schema import FIRST_KNOWN, UNSEEN, Level, Schema
+from gem_core.schema import FIRST_KNOWN, MISSING, UNSEEN, Level, Schema
 
 __all__ = ["EncodedRows", "Encoder", "EventLog", "Tables", "encode", "encoder_of"]
 
@@ -59,6 +61,10 @@ class _Lookup:
         if self.options.hash is None:
             given = self.options.vocabulary
             self.vocabulary = Vocabulary(schema.require_fitted().vocabularies[table] if given is None else given)
+
+        self.direct = None
+        if self.vocabulary is not None and self.options.unseen != "hash":
+            self.direct = self.vocabulary.table(FIRST_KNOWN, UNSEEN)
 
     def __call__(self, distinct: pa.Array) -> tuple[Ints, npt.NDArray[np.bool_]]:
         """(n,) ids of distinct values, and which are not in the vocabulary."""
@@ -83,22 +89,33 @@ class Encoder:
 
     def ids(self, key: str, values: Column, counts: dict[str, IdCounts]) -> npt.NDArray[np.int32]:
         """(n,) ids of a lookup key's values; `counts` is added to."""
-        codes, distinct = factorize(values.ids())
+        given = values.ids()
         table = self._tables[key]
         lookup = self._lookups[table]
-        mapped, unseen = lookup(distinct)
-        # The last entry serves code -1, no value: id MISSING.
-        strange = np.append(unseen, False)[codes]
+        if lookup.direct is not None and pa.types.is_integer(given.type):
+            place = pc.fill_null(given, 0).to_numpy().view(np.uint64)  # a negative one is beyond the end, too
+            out = lookup.direct[np.minimum(place, len(lookup.direct) - 1).view(np.int64)]
+            if given.null_count:
+                out[values.nulls()] = MISSING
+            strange = out == UNSEEN
+        else:
+            codes, distinct = factorize(given)
+            mapped, unseen = lookup(distinct)
+            # The last entry serves code -1, no value.
+            strange = np.append(unseen, False)[codes]
+            out = np.append(mapped, MISSING)[codes].astype(np.int32)
         if lookup.options.unseen == "error" and lookup.vocabulary is not None and strange.any():
             i = int(strange.argmax())
             values.fail(i, f'one of the {len(lookup.vocabulary)} ids of table "{table}" (unseen: error)')
-        counts[key] = counts.get(key, IdCounts()) + IdCounts(len(codes), int((codes < 0).sum()), int(strange.sum()))
-        return np.append(mapped, 0)[codes].astype(np.int32)
+        counts[key] = counts.get(key, IdCounts()) + IdCounts(len(given), given.null_count, int(strange.sum()))
+        return out
 
-    def standardised(self, key: str, values: npt.NDArray[np.float64]) -> Dense:
-        """(n,) numbers in units of the training split's standard deviation from its mean."""
+    def standardised(self, key: str, values: npt.NDArray[np.floating[Any]], out: Dense | None = None) -> Dense:
+        """(n,) numbers in units of the training split's standard deviation from its mean; written to `out`, if given."""
         stats = self.schema.require_fitted().dense[key]
-        return ((values - stats.mean) / (stats.std or 1.0)).astype(np.float32)
+        out = np.empty(len(values), np.float32) if out is None else out
+        np.divide(values - stats.mean, stats.std or 1.0, out=out, casting="same_kind")
+        return out
 
     # ---- rows --------------------------------------------------------------------------------------------------
 
@@ -115,12 +132,13 @@ class Encoder:
     def dense(self, table: pa.Table, source: Source, level: Level) -> Dense:
         """(n, features of the level) standardised numbers."""
         names = self.schema.names("dense", level)
-        out = np.empty((len(table), len(names)), np.float32)
+        out = np.empty((len(names), len(table)), np.float32)  # turned round at the end: columns stay in the cache
         for i, name in enumerate(names):
             feature = self.schema.dense[name]
             values = column(table, feature.column or name, f"dense feature {name}", source)
-            out[:, i] = self.standardised(name, dense_values(values, feature))
-        return out
+            self.standardised(name, dense_values(values, feature), out[i])
+        turned: Dense = torch.from_numpy(out).t().contiguous().numpy()
+        return turned
 
     def sparse(self, table: pa.Table, source: Source, level: Level, counts: dict[str, IdCounts]) -> dict[str, IdColumn]:
         """Ids of the level's sparse features."""
@@ -191,7 +209,9 @@ class Encoder:
         return np.int32 if self.schema.events[event].fields[name].kind == "sparse" else np.float32
 
 
-def _join(parts: Sequence[Array], kind: type[np.generic]) -> Any:
+def _join(parts: Sequence[Array], kind: type[np.generic] = np.generic) -> Any:
+    if len(parts) == 1:
+        return parts[0]
     return np.concatenate(parts) if parts else np.empty(0, kind)
 
 
@@ -269,7 +289,8 @@ class _RowsBuilder:
     def _row_id(self, table: pa.Table, source: Source) -> Ints:
         first, self.rows_seen = self.rows_seen, self.rows_seen + len(table)
         if self.schema.row_id is None:
-            return np.arange(first, self.rows_seen)
+            numbers = source.numbers(len(table))
+            return np.arange(first, self.rows_seen) if source.before is None else source.before + numbers
         values = column(table, self.schema.row_id, "row id", source)
         values.check(values.nulls(), "a row id")
         return column_keys(values.ids())
@@ -379,11 +400,12 @@ class _RowsBuilder:
 
     def finish(self) -> EncodedRows:
         """All pieces as one."""
-        flat: dict[str, Any] = {name: np.concatenate(parts) for name, parts in self.flat.items()}
+        flat: dict[str, Any] = {name: _join(self.flat.pop(name)) for name in list(self.flat)}
         groups: dict[str, Any] = {}
-        for name, parts in self.groups.items():
-            join: Any = IdColumn.concat if name.endswith("ids") else np.concatenate
-            groups[name] = {key: join([part[key] for part in parts]) for key in parts[0]}
+        for name in list(self.groups):
+            parts = self.groups.pop(name)
+            join: Any = IdColumn.concat if name.endswith("ids") else _join
+            groups[name] = {key: join([part.pop(key) for part in parts]) for key in list(parts[0])}
         starts, before = flat.pop("starts"), flat.pop("before")
         log, limits = self.log, {event: kind.max_length for event, kind in self.schema.events.items()}
         if log is None:

@@ -58,8 +58,8 @@ class _Moments:
         self.kept: npt.NDArray[np.float32] | None = None
         self.random = np.random.default_rng([seed, zlib.crc32(key.encode())])
 
-    def add(self, values: Floats) -> None:
-        values = values[~np.isnan(values)]
+    def add(self, numbers: npt.NDArray[np.floating[Any]]) -> None:
+        values: Floats = numbers[~np.isnan(numbers)].astype(np.float64)
         if not len(values):
             return
         if self.bins is not None:

@@ -18,6 +18,10 @@ from gem_core.data.columns import Bools, Ints
 
 _DECIMAL = r"^(0|-?[1-9][0-9]*)$"
 _SHORT_DECIMAL = r"^(0|-?[1-9][0-9]{0,17})$"  # always fits int64
+TABLE, TABLE_PER_VALUE = 1 << 16, 8
+"""Entries of a table of small integers, of 4 bytes, beside so many for each."""
+PER_TEXT = 32
+"""Entries that a hash set takes in while the key of one text is made."""
 _MIN, _MAX = -(2**63), 2**63 - 1
 
 
@@ -85,11 +89,12 @@ class Vocabulary:
     """Known values in order; `lookup` gives their index.
 
     Kept as sorted 64-bit keys: a look-up costs O(n log V) however few the values (a hash set would be rebuilt for
-    each request of a server).
+    each request of a server). Many texts are looked up in a hash set all the same: it costs less than their keys.
     """
 
     def __init__(self, values: Sequence[str | int]) -> None:
-        own = keys(pa.array([str(v) for v in values], pa.string()))
+        self._texts = pa.array([str(v) for v in values], pa.string())
+        own = keys(self._texts)
         self._order = np.argsort(own, kind="stable")
         self._sorted = own[self._order]
 
@@ -100,6 +105,22 @@ class Vocabulary:
         """(n,) index of each value, -1 for one that is not known."""
         if not len(self):
             return np.full(len(distinct), -1, np.int64)
+        if pa.types.is_string(distinct.type) and len(distinct) * PER_TEXT > len(self):
+            found = pc.fill_null(pc.index_in(distinct, value_set=self._texts), -1)
+            place: Ints = found.to_numpy(zero_copy_only=False).astype(np.int64)
+            return place
         wanted = keys(distinct)
         place = np.minimum(np.searchsorted(self._sorted, wanted), len(self) - 1)
         return np.where(self._sorted[place] == wanted, self._order[place], -1)
+
+    def table(self, first: int, unknown: int) -> npt.NDArray[np.int32] | None:
+        """`first` + the index of each value at its own place, `unknown` at all others and in the last entry.
+
+        None where the values are not small integers.
+        """
+        size = int(self._sorted[-1]) + 2 if len(self) else 0
+        if not len(self) or self._sorted[0] < 0 or size > TABLE_PER_VALUE * len(self) + TABLE:
+            return None
+        out = np.full(size, unknown, np.int32)
+        out[self._sorted] = first + self._order
+        return out

@@ -1,9 +1,8 @@
 """The loader: a reader's batches, read ahead in worker processes, each with the reader's position after it.
 
 Workers are forked and share the encoded log with their parent. Each sends a batch as one block of shared memory,
-whatever the number of its tensors. Worker w gives the rank's batches w, w + W, w + 2 W, ..., which are taken in turn:
-the order and the positions do not depend on W nor on timing, and a position is that of the batch taken, not of those
-read ahead.
+whatever the number of its tensors. Worker w takes the rank's turns w, w + W, w + 2 W, ... (`Reader.turn`): the order and
+the positions do not depend on W nor on timing, and a position is that of the batch taken, not of those read ahead.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset
 
 from gem_core.data.batch import Batch
 from gem_core.errors import ConfigError, GemError
@@ -56,9 +55,11 @@ class _Packed:
     places: list[tuple[int, torch.dtype, torch.Size]]
     skeleton: Any
     state: dict[str, Any]
+    turn: int
+    last: bool
 
     @staticmethod
-    def of(batch: Batch, state: dict[str, Any]) -> _Packed:
+    def of(batch: Batch, state: dict[str, Any], turn: tuple[int, bool]) -> _Packed:
         known: dict[int, int] = {}  # features share offsets: stored once
         tensors: list[Tensor] = []
 
@@ -73,7 +74,7 @@ class _Packed:
         for tensor in tensors:
             places.append((size, tensor.dtype, tensor.shape))
             size += -(-tensor.nbytes // _ALIGN) * _ALIGN
-        packed = _Packed(torch.empty(size, dtype=torch.uint8), places, skeleton, state)
+        packed = _Packed(torch.empty(size, dtype=torch.uint8), places, skeleton, state, *turn)
         for tensor, copy in zip(tensors, packed._tensors(), strict=True):
             copy.copy_(tensor)
         return packed
@@ -107,19 +108,20 @@ def _end_with_parent() -> None:
 class _Worker(IterableDataset[Any]):
     """What runs in a worker process."""
 
-    def __init__(self, reader: Reader, options: dict[str, Any]) -> None:
-        self.reader, self.options = reader, options
+    def __init__(self, reader: Reader, options: dict[str, Any], worker: int, workers: int) -> None:
+        self.reader, self.options, self.worker, self.workers = reader, options, worker, workers
 
     def __iter__(self) -> Iterator[_Packed | _Fault]:
-        info = get_worker_info()
-        assert info is not None
         # In a group of its own: Ctrl-C or a signal to the job's group goes to the trainer, which ends in good order.
         os.setpgid(0, 0)
         _end_with_parent()
         torch.set_num_threads(1)
+        turn = getattr(self.reader, "turn", None)
         try:
-            for batch in self.reader.iterate(worker=info.id, workers=info.num_workers, **self.options):
-                yield _Packed.of(batch, self.reader.state())
+            batches = self.reader.iterate(worker=self.worker, workers=self.workers, **self.options)
+            for n, batch in enumerate(batches):
+                of_turn = (self.worker + n * self.workers, True) if turn is None else turn()
+                yield _Packed.of(batch, self.reader.state(), of_turn)
         except GemError as error:
             yield _Fault(type(error), str(error))
 
@@ -196,41 +198,61 @@ class Loader:
             for batch in self.reader.iterate(**self._options):
                 yield batch, self.reader.state()
             return
-        load = getattr(self.reader, "load", None)
-        if load is not None:
-            load(self.split)
-        packets = self._fork()
-        while True:
-            try:
-                packet = next(packets, None)
-            except RuntimeError as error:
-                if "exited unexpectedly" not in str(error):
-                    raise
-                raise GemError(
-                    f'a reader process of split "{self.split}" was killed ({str(error).splitlines()[0]}): often '
-                    "memory or /dev/shm is full; lower data.workers or data.batch_rows, or set data.workers=0"
-                ) from error
-            if packet is None:
-                return
-            if isinstance(packet, _Fault):
-                raise packet.kind(packet.message)
+        prepare = getattr(self.reader, "prepare", None)
+        if prepare is not None:
+            prepare(self.split)
+        processes = self._fork()
+        heads: list[Any] = [None] * self.workers  # what a worker has sent of a later turn than its own is due
+        ended = [False] * self.workers
+        turn = 0
+        while not all(ended):
+            worker = turn % self.workers
+            packet = heads[worker]
+            if packet is None and not ended[worker]:
+                packet = self._take(processes[worker])
+            ended[worker] = packet is None
+            if packet is None or packet.turn > turn:  # the turn has no batches, or there are no more turns
+                heads[worker] = packet
+                turn += 1
+                continue
+            heads[worker] = None
+            turn += packet.last
             yield packet.batch(), packet.state
 
-    def _fork(self) -> Iterator[Any]:
-        """The workers' packets in turn."""
+    def _take(self, packets: Iterator[Any]) -> _Packed | None:
+        """A worker's next batch; None after the last."""
+        try:
+            packet: _Packed | _Fault | None = next(packets, None)
+        except RuntimeError as error:
+            if "exited unexpectedly" not in str(error):
+                raise
+            raise GemError(
+                f'a reader process of split "{self.split}" was killed ({str(error).splitlines()[0]}): often '
+                "memory or /dev/shm is full; lower data.workers or data.batch_rows, or set data.workers=0"
+            ) from error
+        if isinstance(packet, _Fault):
+            raise packet.kind(packet.message)
+        return packet
+
+    def _fork(self) -> list[Iterator[Any]]:
+        """The packets of each worker."""
+        main = threading.current_thread() is threading.main_thread()
+        before = signal.getsignal(signal.SIGCHLD) if main else None
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)  # `workers` is deliberate
-            loader: DataLoader[Any] = DataLoader(
-                _Worker(self.reader, self._options),
-                batch_size=None,
-                num_workers=self.workers,
-                prefetch_factor=READ_AHEAD,
-                multiprocessing_context="fork",
-                generator=torch.Generator(),  # draws nothing from the run's own
-            )
-            main = threading.current_thread() is threading.main_thread()
-            before = signal.getsignal(signal.SIGCHLD) if main else None
-            packets = iter(loader)
+            processes: list[Iterator[Any]] = [
+                iter(
+                    DataLoader(
+                        _Worker(self.reader, self._options, worker, self.workers),
+                        batch_size=None,
+                        num_workers=1,
+                        prefetch_factor=READ_AHEAD,
+                        multiprocessing_context="fork",
+                        generator=torch.Generator(),  # draws nothing from the run's own
+                    )
+                )
+                for worker in range(self.workers)
+            ]
         if main:  # torch's handler would raise a worker's death in the midst of a training step; `next` finds it too
             signal.signal(signal.SIGCHLD, before)
-        return packets
+        return processes

@@ -51,6 +51,8 @@ class IdColumn:
     @staticmethod
     def concat(parts: Sequence[IdColumn]) -> IdColumn:
         """One column of the rows of all parts."""
+        if len(parts) == 1:
+            return parts[0]
         values = np.concatenate([p.values for p in parts])
         lengths = [np.diff(p.offsets) for p in parts if p.offsets is not None]
         if not lengths:

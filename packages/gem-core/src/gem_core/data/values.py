@@ -5,13 +5,15 @@ Used alike by fitting (gem_core.data.fit) and encoding (gem_core.data.encode), s
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import torch
 
 from gem_core.data.columns import Bools, Column, Floats, Source, column
 from gem_core.data.rows import Dense
@@ -106,15 +108,20 @@ def inline_column(schema: Schema, table: pa.Table, event: str, name: str, source
     return column(table, place, f"times of {event} events" if name == "time" else f"field {event}.{name}", source)
 
 
-def dense_values(values: Column, feature: DenseFeature | EventField) -> Floats:
-    """(n,) numbers after the transform, NaN where there is none."""
-    out = values.numbers()
+def dense_values(values: Column, feature: DenseFeature | EventField) -> npt.NDArray[np.floating[Any]]:
+    """(n,) numbers after the transform, NaN where there is none: float32 of a float32 column, else float64."""
+    out = values.floats()
     values.check(np.isinf(out), "a finite number")
     if isinstance(feature, DenseFeature) and feature.missing == "error":
         values.check(np.isnan(out), "a number (missing: error)")
     if feature.transform == "log1p":
         values.check(out <= -1, "a number above -1 (transform: log1p)")
-        return np.log1p(out)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)  # only read here
+            logarithm: npt.NDArray[np.floating[Any]] = (
+                torch.from_numpy(out).log1p().numpy()
+            )  # 4 times as fast as numpy's
+        return logarithm
     return out
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
@@ -15,12 +15,13 @@ import torch
 
 from gem_core.data.batch import Batch
 from gem_core.data.readers.base import TableReader
-from gem_core.data.rows import EncodedRows
-from gem_core.errors import ConfigError, GemError
+from gem_core.errors import ConfigError, DataError, GemError
 from gem_core.plugins import Registry
 from gem_core.train.build import Parts, restore
 from gem_core.train.folder import unwritable
 from gem_core.train.memory import enough_memory
+
+_Named = tuple[Batch, pa.Table]
 
 ROW_GROUP = 65_536
 """Rows gathered before they are written."""
@@ -38,7 +39,7 @@ def predict(
 ) -> int:
     """Write one probability per task for every row of a split, in the log's order, beside what the log calls the row.
 
-    These columns are `row_id` (where the schema names none, the row's place in the split, from 0), `request` (where the
+    These columns are `row_id` (where the schema names none, the row's place in the log, from 0), `request` (where the
     schema names it) and `user`, as the log has them. Of a reader that is no `TableReader`: its order, and `row_id` and
     `user` as in `Batch`. The file (.parquet or .csv by its name) appears when it is complete.
 
@@ -67,12 +68,13 @@ def predict(
     parts = restore(path, registry, overrides, reader)
     parts.check_split(split)
     source: object = parts.reader
-    rows = source.load(split) if isinstance(source, TableReader) else None
-    names = pa.schema([("row_id", pa.int64()), ("user", pa.int64())]) if rows is None else rows.identity.schema
+    in_order = source.in_order(split, parts.recipe.data.batch_rows) if isinstance(source, TableReader) else None
+    first = None if in_order is None else next(in_order)
+    names = pa.schema([("row_id", pa.int64()), ("user", pa.int64())]) if first is None else first[1].schema
     schema = pa.schema([*names, *(pa.field(task, pa.float32()) for task in parts.schema.objectives)])
     written, waiting = 0, 0
     tables: list[pa.Table] = []
-    with _writer(output, schema) as write, closing(_batches(parts, split, rows)) as batches:
+    with _writer(output, schema) as write, closing(_batches(parts, split, first, in_order)) as batches:
         for batch, named in batches:
             with parts.precision.autocast(parts.strategy.device):
                 logits = parts.module(batch).logits
@@ -88,20 +90,22 @@ def predict(
 
 
 def _batches(
-    parts: Parts, split: str, rows: EncodedRows | None
+    parts: Parts, split: str, first: _Named | None, in_order: Iterator[_Named] | None
 ) -> Generator[tuple[Batch, list[pa.ChunkedArray | pa.Array]], None, None]:
     """Batches in order, and the columns that name their rows."""
-    if rows is None:
+    if first is None or in_order is None:
         with closing(parts.batches(split)) as batches:
             for batch, _ in batches:
                 yield batch, [pa.array(x.cpu().numpy()) for x in (batch.row_id, batch.user[batch.request])]
         return
-    start = 0
-    for end in rows.batches(np.arange(rows.requests), parts.recipe.data.batch_rows).tolist():
-        first, last = rows.offsets[start], rows.offsets[end]
-        batch = rows.batch(np.arange(start, end)).to(parts.strategy.device)
-        yield batch, rows.identity.slice(first, last - first).columns
-        start = end
+    for batch, identity in chain([first], in_order):
+        if not batch.rows:
+            continue
+        try:
+            named = identity.cast(first[1].schema)
+        except pa.ArrowInvalid as error:
+            raise DataError(f"split {split}: ids are integers in one file and text in another: {error}") from error
+        yield batch.to(parts.strategy.device), named.columns
 
 
 @contextmanager

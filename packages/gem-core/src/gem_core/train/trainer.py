@@ -113,11 +113,11 @@ class Trainer:
             return self._finish(status)
 
     def _check_splits(self) -> None:
-        """Read what will be evaluated now: a fault in it is not to wait until the model is trained."""
-        load = getattr(self.parts.reader, "load", None)
-        if load is not None:
+        """Read what will be evaluated now: a fault in it is not to wait until the model is trained. Not what is streamed."""
+        prepare = getattr(self.parts.reader, "prepare", None)
+        if prepare is not None:
             for split in self.parts.reader.splits():
-                load(split)
+                prepare(split)
 
     def _start(self, resume: Resume) -> None:
         """Load the newest checkpoint if asked to, and open the trackers behind it."""

@@ -15,7 +15,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from gem_core.data.columns import Source
 from gem_core.data.completejourney.prepare import prepare
 from gem_core.data.readers.base import Split, TableReader
-from gem_core.data.readers.parquet import parquet_tables
+from gem_core.data.readers.rowgroups import parquet_tables
 from gem_core.data.values import Role, Unlabelled
 from gem_core.errors import ConfigError, nearest
 from gem_core.protocols import ComponentConfig
@@ -79,11 +79,11 @@ class CompleteJourneyReader(TableReader):
 
     def row_tables(self, part: str, columns: Mapping[str, Role]) -> Iterator[tuple[pa.Table, Source]]:
         """Pieces of the prepared rows."""
-        return parquet_tables(self.folder / "rows.parquet", columns)
+        return parquet_tables(str(self.folder / "rows.parquet"), columns)
 
     def event_tables(self, event: str, columns: Mapping[str, Role]) -> Iterator[tuple[pa.Table, Source]]:
         """Pieces of the prepared events."""
-        return parquet_tables(self.folder / "events" / f"{event}.parquet", columns)
+        return parquet_tables(str(self.folder / "events" / f"{event}.parquet"), columns)
 
 
 def cache_folder(option: str | None) -> Path:

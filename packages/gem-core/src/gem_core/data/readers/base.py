@@ -8,12 +8,10 @@ up by any number of ranks and workers.
 
 from __future__ import annotations
 
-import glob
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, date, datetime
 from functools import cached_property
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -22,11 +20,11 @@ import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from gem_core.data.batch import Batch
-from gem_core.data.columns import Bools, Source, column
+from gem_core.data.columns import Bools, Source, column, select
 from gem_core.data.encode import EncodedRows, EventLog, Tables, encoder_of
 from gem_core.data.fit import fit_sources
 from gem_core.data.values import Role, Unlabelled, event_columns, row_columns
-from gem_core.errors import ConfigError, DataError, looked_for, nearest, warn
+from gem_core.errors import ConfigError, DataError, nearest, warn
 from gem_core.protocols import ComponentConfig
 from gem_core.schema import Schema
 
@@ -101,6 +99,7 @@ class TableReader(ABC):
         self.on_fault: Callable[[str, int, DataError], None] = _raise
         """Told of values that cannot be read: their kind, how many they are, and the error of the first."""
         self._state: dict[str, Any] = {"epoch": 0, "request": 0, "seed": seed}
+        self._turn = (0, True)
 
     @cached_property
     def schema(self) -> Schema:
@@ -167,26 +166,34 @@ class TableReader(ABC):
 
     def tables(self, split: str) -> Tables:
         """The tables of a split as they are stored."""
-        schema = self._given
+        part, columns = self.part_of(split)
+        seen = 0
+        for table, source in self.row_tables(part, columns):
+            source, seen = source.within(seen - source.first), seen + len(table)
+            yield (table, source) if self.split is None else select(table, source, self.in_split(split, table, source))
+
+    def part_of(self, split: str) -> tuple[str, dict[str, Role]]:
+        """The option that a split's rows are in, and the columns that are read of them."""
         if split not in self.splits():
             hint = nearest(split, self.splits())
             raise ConfigError(f'there is no split "{split}"{hint}; reader options: rows, validation, test, split')
-        by = self.split
-        columns = row_columns(schema, self.inline)
-        if by is None:
-            yield from self.row_tables("rows" if split == "train" else split, columns)
-            return
-        if by.column is not None:
-            columns.setdefault(by.column, "surface")
-        for table, source in self.row_tables("rows", columns):
-            keep = np.flatnonzero(self._in_split(by, table, source, split, schema))
-            if len(keep) == len(table):
-                yield table, source
-            else:
-                yield table.take(pa.array(keep)), source.take(keep, len(table))
+        columns = row_columns(self._given, self.inline)
+        if self.split is None:
+            return ("rows" if split == "train" else split), columns
+        return "rows", self.split_columns() | columns
 
-    @staticmethod
-    def _in_split(by: Split, table: pa.Table, source: Source, split: str, schema: Schema) -> Bools:
+    def split_columns(self) -> dict[str, Role]:
+        """The column that tells in which split a row is."""
+        by = self.split
+        if by is None:
+            return {}
+        return {self._given.time: "time"} if by.column is None else {by.column: "surface"}
+
+    def in_split(self, split: str, table: pa.Table, source: Source) -> Bools:
+        """(n,) which rows of a table are in a split; needs `split_columns`."""
+        by, schema = self.split, self._given
+        if by is None:
+            return np.ones(len(table), np.bool_)
         if by.column is None:
             time = column(table, schema.time, "request time", source).times()
             edges = by.edges()
@@ -214,15 +221,20 @@ class TableReader(ABC):
 
     # ---- batches -----------------------------------------------------------------------------------------------
 
-    def load(self, split: str) -> EncodedRows:
-        """The encoded rows of a split; read when first asked for.
+    def log(self) -> EventLog | None:
+        """The encoded events that are given apart from the rows; read when first asked for."""
+        if self._log is None and not self.inline:
+            self._log = encoder_of(self.schema).events(self.events())
+        return self._log
 
-        The loader calls it before it forks its workers, which so share the arrays.
-        """
+    def prepare(self, split: str) -> None:
+        """Read what the workers that the loader forks are to share."""
+        self.load(split)
+
+    def load(self, split: str) -> EncodedRows:
+        """The encoded rows of a split, in memory; read when first asked for."""
         if split not in self._encoded:
-            if self._log is None and not self.inline:
-                self._log = encoder_of(self.schema).events(self.events())
-            rows = encoder_of(self.schema).rows(self.tables(split), self._log, self.unlabelled)
+            rows = encoder_of(self.schema).rows(self.tables(split), self.log(), self.unlabelled)
             self._encoded[split] = rows
             self._warn(split, rows)
         return self._encoded[split]
@@ -268,7 +280,12 @@ class TableReader(ABC):
             # After this batch every rank has had as many: the position is the end of the round of all ranks.
             last = min(i - rank + world, len(ends)) - 1
             self._state = self._state_at(epoch, int(ends[last]), rows)
+            self._turn = (i // world, True)
             yield rows.batch(order[starts[i] : ends[i]])
+
+    def in_order(self, split: str, batch_rows: int) -> Iterator[tuple[Batch, pa.Table]]:
+        """The batches of a split in the order stored, each with its rows' `EncodedRows.identity`; at least one."""
+        yield from named_batches(self.load(split), batch_rows)
 
     def _state_at(self, epoch: int, request: int, rows: EncodedRows) -> dict[str, Any]:
         return {"epoch": epoch, "request": request, "requests": rows.requests, "rows": rows.rows, "seed": self.seed}
@@ -291,28 +308,15 @@ class TableReader(ABC):
         """Position after the batch last given (before the first: where the iteration begins)."""
         return dict(self._state)
 
+    def turn(self) -> tuple[int, bool]:
+        """See `Reader.turn`: here a batch."""
+        return self._turn
 
-Paths = str | list[str]
 
-
-def expand(paths: Paths, option: str, suffixes: tuple[str, ...]) -> list[Path]:
-    """The files of a path, a folder, a glob, or a list of these, each in order of name.
-
-    Raises:
-        ConfigError: one of them is no file, or matches none.
-    """
-    out: list[Path] = []
-    for text in [paths] if isinstance(paths, str) else paths:
-        path = Path(text).expanduser()
-        if path.is_dir():
-            found = sorted(f for f in path.iterdir() if f.name.endswith(suffixes) and not f.name.startswith((".", "_")))
-        elif path.is_file():
-            found = [path]
-        else:
-            found = sorted(Path(f) for f in glob.glob(str(path), recursive=True) if Path(f).is_file())
-        if not found:
-            if path.is_dir():
-                raise ConfigError(f"reader: {option}: {text}: a folder without {' or '.join(suffixes)} files")
-            raise ConfigError(f"reader: {option}: {text}: no such file{looked_for(path)}")
-        out += found
-    return out
+def named_batches(rows: EncodedRows, batch_rows: int) -> Iterator[tuple[Batch, pa.Table]]:
+    """The batches of encoded rows in order, each with what its rows are called; one without rows if there are none."""
+    start = 0
+    for end in rows.batches(np.arange(rows.requests), batch_rows).tolist() or [0]:
+        first, last = rows.offsets[start], rows.offsets[end]
+        yield rows.batch(np.arange(start, end)), rows.identity.slice(first, last - first)
+        start = end

@@ -24,7 +24,8 @@ import pyarrow.csv as pc_csv
 from pydantic import Field
 
 from gem_core.data.columns import WHOLE_SECONDS, Bools, Column, Source
-from gem_core.data.readers.base import Paths, TableConfig, TableReader, expand
+from gem_core.data.readers.base import TableConfig, TableReader
+from gem_core.data.readers.files import Paths, expand
 from gem_core.data.values import Role, inline_columns
 from gem_core.errors import DataError
 from gem_core.schema import Schema
