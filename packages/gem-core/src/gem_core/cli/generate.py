@@ -78,7 +78,9 @@ def _table(manifest: Mapping[str, Any], out: Path | None) -> str:
         for task in [name.removesuffix("/rows") for name in found if name.endswith("/rows")]:
             rate = found.get(f"{task}/rate")
             cells = [found.get(f"{task}/{name}") for name in ("oracle_ne", "expected_ne", "static_ne")]
-            shown = [f"{c:>{w}.4f}" if c is not None else f"{'-':>{w}}" for c, w in zip(cells, (11, 10, 12), strict=True)]
+            shown = [
+                f"{c:>{w}.4f}" if c is not None else f"{'-':>{w}}" for c, w in zip(cells, (11, 10, 12), strict=True)
+            ]
             share = f"{100 * rate:>7.2f} %" if rate is not None else f"{'-':>9}"
             counts = f"{found[f'{task}/rows']:>13,.0f}{found[f'{task}/positives']:>11,.0f}"
             lines.append(f"{split:<11}{task:<14}{counts}{share}{''.join(shown)}")

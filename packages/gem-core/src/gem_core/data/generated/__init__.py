@@ -4,9 +4,9 @@
 """
 
 from gem_core.data.generated.config import Conversion, GeneratedConfig
+from gem_core.data.generated.files import measure, write
 from gem_core.data.generated.log import Block, Log
 from gem_core.data.generated.oracle import Oracle
 from gem_core.data.generated.reader import GeneratedReader
-from gem_core.data.generated.write import measure, write
 
 __all__ = ["Block", "Conversion", "GeneratedConfig", "GeneratedReader", "Log", "Oracle", "measure", "write"]

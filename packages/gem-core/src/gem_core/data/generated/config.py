@@ -42,10 +42,11 @@ CONVERSIONS = {
 
 class GeneratedConfig(ComponentConfig):
     """`rows`, `users` (default: one per 128 rows): size of the log; the world (ads, tastes, effects) depends on neither.
-    `ads`, `advertisers`, `categories`: the inventory; `days`: of the rows,
-    the last `validation_days` and `test_days` of them held out; `history_days` before them are there as events alone. `seed`: of the world and the log. `ctr`: clicks per row. `conversions`: kinds by name, in place of the
-    three built in. `sequence`, `latent`, `drift`: strength of the planted effects of history, of user-ad interactions
-    and of time. `max_length`: newest events that a request sees, by event type."""
+    `ads`, `advertisers`, `categories`: the inventory; an ad runs for half of the time. `days`: of the rows, the last
+    `validation_days` and `test_days` of them held out; `history_days` before them are there as events alone. `seed`: of
+    the world and the log. `ctr`: clicks per row. `conversions`: kinds by name, in place of the three built in.
+    `sequence`, `latent`, `drift`: strength of the planted effects of history, of user-ad interactions and of time.
+    `max_length`: newest events that a request sees, by event type."""
 
     rows: int = Field(262_144, ge=1)
     users: int | None = Field(None, ge=1)
@@ -85,7 +86,9 @@ class GeneratedConfig(ComponentConfig):
                 raise ValueError(f'conversions: {name!r} cannot be a name: not "click", nothing with "." or "/"')
         for event, length in self.max_length.items():
             if event not in EVENTS or length < 1:
-                raise ValueError(f"max_length: expected at least 1 event of {', '.join(EVENTS)}, found {event}: {length}")
+                raise ValueError(
+                    f"max_length: expected at least 1 event of {', '.join(EVENTS)}, found {event}: {length}"
+                )
         return self
 
     @property

@@ -76,7 +76,9 @@ def calibrate(world: World) -> Truth:
     config = world.config
     each = config.rows / config.user_count
     users = int(np.clip(PILOT_ROWS / each, *PILOT_USERS))
-    exposure = Exposure.draw(world, rng := np.random.default_rng([config.seed, 2]), users, max(users, round(users * each)))
+    exposure = Exposure.draw(
+        world, rng := np.random.default_rng([config.seed, 2]), users, max(users, round(users * each))
+    )
     logits, uniform = static_logits(world, exposure), rng.random(len(exposure.ad))
     counted = exposure.time[exposure.request] >= DAY * config.history_days
     low, high = _logit(config.ctr) - 4, _logit(config.ctr) + 4
