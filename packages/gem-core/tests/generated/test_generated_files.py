@@ -197,7 +197,7 @@ def test_command_takes_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("arguments", "text", "message"),
     [
-        (("--rows", "0"), "", "--rows 0: "),
+        (("--rows", "0"), "", '"--rows 0": rows: expected a value greater than or equal to 1, found 0'),
         ((), "row: 5\n", 'did you mean "rows"'),
         (("--rows", "10", "--users", "20"), "", "expected 1 to 10,000 rows per user"),
     ],

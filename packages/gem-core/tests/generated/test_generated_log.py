@@ -81,7 +81,7 @@ def test_events_are_what_the_rows_say_and_what_was_before_them(blocks: list[Bloc
 
 
 def test_activity_and_popularity_have_heavy_tails() -> None:
-    config = GeneratedConfig(rows=BLOCK_USERS * 128)
+    config = GeneratedConfig(rows=BLOCK_USERS * 64, users=BLOCK_USERS)
     rows = Log(config).block(0).rows
     per_user = np.bincount(rows["user"].to_numpy(), minlength=BLOCK_USERS)
     assert 0.2 < np.median(per_user) / per_user.max() < 0.3

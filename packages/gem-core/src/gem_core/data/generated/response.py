@@ -112,7 +112,7 @@ def static_logits(world: World, exposure: Exposure) -> Floats:
     """(T, R) logits without intercepts and effects of history: of a click, and of each conversion given the click."""
     e, ad = exposure, exposure.ad
     user, surface, time = e.user[e.request], e.surface[e.request], e.time[e.request]
-    match = np.einsum("rk,tk->tr", e.taste[user] * world.factors[ad], world.weights)
+    match: Floats = np.einsum("rk,tk->tr", e.taste[user] * world.factors[ad], world.weights)
     match[0] += e.activity[user] + world.quality[ad] + world.surface[surface]
     match[0] += np.array([0.0, 0.15, -0.15])[world.format[ad]] + world.hour[time // 3600 % 24]
     match[0] += world.drift(world.category[ad], surface, time.astype(np.float64))
