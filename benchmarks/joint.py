@@ -87,7 +87,8 @@ def run(recipe: Recipe, steps: int, folder: Path) -> tuple[Path, dict[str, float
     recipe, done = parse(plain), folder / "result.json"
     same = folder / "asked.json"
     if not (done.exists() and same.exists() and json.loads(same.read_text()) == plain):
-        train(recipe, resume="never")
+        if train(recipe, resume="never").status == "interrupted":
+            raise SystemExit(f"interrupted in {folder}: the same command goes on from the runs that are finished")
         same.write_text(json.dumps(plain))
     found: dict[str, float] = json.loads(done.read_text())["test"]
     return folder, found
@@ -209,7 +210,7 @@ def main() -> None:
     cli.add_argument("--quick", action="store_true", help="a few thousand rows: shows that it works, and nothing else")
     given = cli.parse_args()
     if given.quick:
-        given.rows, given.seeds, given.sizes = 8_192, [0, 1], [4_096, 8_192]
+        given.rows, given.seeds, given.sizes = 4_096, [0], [2_048, 4_096]
     config = GeneratedReader.Config(**recipe_of(given.rows, 0).data.reader.options)
     oracle = GeneratedReader(config).oracle("test")
     largest = GeneratedReader(config.model_copy(update={"rows": max(given.sizes)})).oracle("test")
