@@ -22,6 +22,7 @@ PYPROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 PACKAGES = ["gem-core", "gem-kernels", "gem-parallel", "gem-distill", "gem-serve"]
 EXAMPLE = "examples/gem-plugin-example"
 CORE_EXTRAS = "demo,tensorboard"  # what gem-core's own tests use
+EVIDENCE = ["joint"]  # benchmarks that show a claim of the results page
 CONSTRAINTS = ("-c", "constraints/cpu.txt")
 WORKERS = ("-n", "auto", "--maxprocesses=8")
 PYTEST_ENV = {"OMP_NUM_THREADS": "1"}  # one worker per core: torch's own threads would only get in the way
@@ -126,3 +127,13 @@ def bench(session: nox.Session) -> None:
     own = nox.project.load_toml(scripts[name], missing_ok=True).get("dependencies", [])
     install(session, *editable(), *own)
     session.run("python", str(scripts[name]), *arguments)
+
+
+@nox.session
+def evidence(session: nox.Session) -> None:
+    """Make a claim's table, plot and figures anew: `nox -s evidence -- joint [--quick ...]`."""
+    name, *arguments = session.posargs or [""]
+    if name not in EVIDENCE:
+        session.error(f"no evidence {name!r}: expected one of {', '.join(EVIDENCE)}")
+    install(session, *editable())
+    session.run("python", f"benchmarks/{name}.py", *arguments)

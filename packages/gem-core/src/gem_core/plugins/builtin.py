@@ -15,6 +15,7 @@ def gem_register_reader(register: Register) -> None:
     register("csv", "gem_core.data.readers:CsvReader")
     register("parquet", "gem_core.data.readers:ParquetReader")
     register("memory", "gem_core.data.readers:MemoryReader")
+    register("generated", "gem_core.data.generated:GeneratedReader")
     register("completejourney", "gem_core.data.completejourney:CompleteJourneyReader")
 
 
@@ -92,4 +93,5 @@ def gem_register_command(register: Register) -> None:
     register("predict", "gem_core.cli.predict:predict", "Score the rows of a file with a run.")
     register("plugins", "gem_core.cli.plugins:plugins", "List what is installed: kinds, names, owners, broken plugins.")
     register("doctor", "gem_core.cli.doctor:doctor", "Check this machine and the installed versions.")
+    register("data generate", "gem_core.cli.generate:generate", "Write a generated ads log whose best possible NE is known.")
     register("data profile", "gem_core.cli.data:profile", "Count what is in a log, and what is wrong with it.")
