@@ -110,7 +110,8 @@ def _cross_fitted(column: Values, label: Bools) -> float | None:
     areas = []
     for (rows, hits), (other_rows, other_hits) in (counts, counts[::-1]):
         order, scores = _ascending((other_hits + label.mean()) / (other_rows + 1))
-        areas.append(_area(np.bincount(scores, hits[order]), np.bincount(scores, (rows - hits)[order])))
+        positive, every = np.bincount(scores, hits[order]), np.bincount(scores, rows[order])
+        areas.append(_area(positive.astype(np.float64), (every - positive).astype(np.float64)))
     known = [area for area in areas if area is not None]
     return min(known) if known else None
 
