@@ -65,6 +65,7 @@ class RawLog:
                 begin, width, found = first_misfit(path, self.options.delimiter)
                 said = f"{path}, line {begin}: expected {width} fields, as in the header, found {found}"
                 self._on_fault("fields", wrong, DataError(said))
+                self.skipped["fields"] += wrong
             source = Source(str(path), first, columns=tuple(table.column_names), line=line)
             known = [name for name in self.roles if name in table.column_names]
             values = {name: column(table, name, self.roles[name], source) for name in known}
