@@ -42,7 +42,7 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-def _names_to_options(value: object) -> object:
+def names_to_options(value: object) -> object:
     """`[a, b]` and `{a: null}` are short for `{a: {}, b: {}}`."""
     if isinstance(value, list):
         return {name: {} for name in value} if all(isinstance(v, str) for v in value) else value
@@ -127,7 +127,7 @@ class EventType(_Part):
     user: str | None = None
     time: str | None = None
     max_length: int = Field(256, ge=1)
-    fields: Annotated[dict[str, EventField], BeforeValidator(_names_to_options)] = Field(min_length=1)
+    fields: Annotated[dict[str, EventField], BeforeValidator(names_to_options)] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _no_time_field(self) -> Self:
@@ -187,11 +187,11 @@ class Schema(_Part):
     history_before: str | None = None
     surface: str | None = None
     surfaces: list[str] | None = None
-    dense: Annotated[dict[str, DenseFeature], BeforeValidator(_names_to_options)] = {}
-    sparse: Annotated[dict[str, SparseFeature], BeforeValidator(_names_to_options)] = {}
+    dense: Annotated[dict[str, DenseFeature], BeforeValidator(names_to_options)] = {}
+    sparse: Annotated[dict[str, SparseFeature], BeforeValidator(names_to_options)] = {}
     vectors: dict[str, VectorFeature] = {}
     events: dict[str, EventType] = {}
-    objectives: Annotated[dict[str, Objective], BeforeValidator(_names_to_options)] = Field(min_length=1)
+    objectives: Annotated[dict[str, Objective], BeforeValidator(names_to_options)] = Field(min_length=1)
     fitted: Fitted | None = None
 
     @model_validator(mode="after")

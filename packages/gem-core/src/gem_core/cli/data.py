@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,33 +18,79 @@ UNBROKEN = 10_000
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from gem_core.data.check import Finding
     from gem_core.data.profile import IdProfile, Profile, SplitProfile
+    from gem_core.data.readers.base import TableReader
+
+
+def _log(command: Callable[..., None]) -> Callable[..., None]:
+    """The arguments that name a log, of a recipe or of files by a schema; the function gets its reader."""
+
+    @click.argument("target", type=click.Path(path_type=Path))
+    @click.argument("rest", nargs=-1, metavar="[FILE | KEY=VALUE]...")
+    @click.option("--events", multiple=True, metavar="TYPE=FILE", help="Events of a type (with a schema; repeatable).")
+    @click.option(
+        "--delimiter", default=",", show_default=True, help="Between the fields of CSV files (with a schema)."
+    )
+    @click.option("--json", "machine", is_flag=True, help="Write JSON.")
+    @wraps(command)
+    def named(target: Path, rest: tuple[str, ...], events: tuple[str, ...], delimiter: str, **options: Any) -> None:
+        from gem_core.data.readers.base import TableReader
+
+        reader = _of_recipe(target, rest, events) if _is_recipe(target) else _of_files(target, rest, events, delimiter)
+        if not isinstance(reader, TableReader):
+            raise ConfigError(f"reader {type(reader).__name__} cannot be profiled: it gives no tables")
+        command(reader, **options)
+
+    return named
 
 
 @click.command(short_help="Count what is in a log, and what is wrong with it.")
-@click.argument("target", type=click.Path(path_type=Path))
-@click.argument("rest", nargs=-1, metavar="[FILE | KEY=VALUE]...")
-@click.option("--events", multiple=True, metavar="TYPE=FILE", help="Events of a type (with a schema; repeatable).")
-@click.option("--delimiter", default=",", show_default=True, help="Between the fields of CSV files (with a schema).")
-@click.option("--json", "machine", is_flag=True, help="Write JSON.")
-def profile(target: Path, rest: tuple[str, ...], events: tuple[str, ...], delimiter: str, machine: bool) -> None:
+@_log
+def profile(reader: TableReader, machine: bool) -> None:
     """Profile the log of a recipe (TARGET; KEY=VALUE override it), or files of rows (FILE) by a schema (TARGET).
 
     Shows rows, requests, label rates per objective and surface, history lengths, vocabularies, missing, unseen and
     repeated values, and counts every kind of fault with the place of the first. Exit code 1 if there are faults.
     """
     from gem_core.data.profile import profile as measure
-    from gem_core.data.readers.base import TableReader
 
-    reader = _of_recipe(target, rest, events) if _is_recipe(target) else _of_files(target, rest, events, delimiter)
-    if not isinstance(reader, TableReader):
-        raise ConfigError(f"reader {type(reader).__name__} cannot be profiled: it gives no tables")
     found = measure(reader)
     if machine:
         click.echo(json.dumps(found.as_json(), indent=1))
     else:
         show(found)
     if found.faults:
+        raise SystemExit(1)
+
+
+@click.command(short_help="Profile a log and look for leaks of the label and the future.")
+@_log
+@click.option(
+    "--allow", multiple=True, metavar="KIND", help="A kind of finding that is counted, no error (repeatable)."
+)
+@click.option(
+    "--leak-auc",
+    default=0.99,
+    show_default=True,
+    type=click.FloatRange(0.5, 1),
+    help="Area under the ROC curve from which on a single column counts as the label.",
+)
+def check(reader: TableReader, machine: bool, allow: tuple[str, ...], leak_auc: float) -> None:
+    """Check the log of a recipe (TARGET; KEY=VALUE override it), or files of rows (FILE) by a schema (TARGET).
+
+    Shows what `gem data profile` shows, and finds faulty values, rows and requests that stand twice or in two splits,
+    splits that overlap in time, and features or histories that hold the label or the future. Exit code 1 if anything
+    is found whose kind is not allowed.
+    """
+    from gem_core.data.check import check as look
+
+    found = look(reader, allow=allow, threshold=leak_auc)
+    if machine:
+        click.echo(json.dumps(found.as_json(), indent=1))
+    else:
+        show(found.profile, found.findings)
+    if not found.sound:
         raise SystemExit(1)
 
 
@@ -91,8 +138,8 @@ def _of_files(path: Path, files: Sequence[str], events: Sequence[str], delimiter
 # ---- tables for people ------------------------------------------------------------------------------------------
 
 
-def show(found: Profile) -> None:
-    """Print a profile."""
+def show(found: Profile, findings: Sequence[Finding] | None = None) -> None:
+    """Print a profile, with its faults or with all findings of a check."""
     from rich.console import Console
 
     console = Console()
@@ -103,6 +150,12 @@ def show(found: Profile) -> None:
     _show_history(found, console)
     _show_ids(found, console)
     _show_numbers(found.splits, console)
+    if findings is not None:
+        rows = [[f.kind, f.policy, _number(f.count), f.message] for f in findings]
+        _table(console, "Findings", ["kind", "policy", "count", "first"], rows)
+        if not findings:
+            console.print("Nothing found.")
+        return
     if not found.faults:
         console.print("No faults found.")
         return
@@ -124,7 +177,7 @@ def _table(console: Console, title: str, columns: list[str], rows: list[list[str
 
     if not rows:
         return
-    words = {"split", "surface", "task", "type", "key", "feature", "table", "from", "to", "first"}
+    words = {"kind", "policy", "split", "surface", "task", "type", "key", "feature", "table", "from", "to", "first"}
     table = Table(title=title, title_justify="left")
     for name in columns:
         justify: Literal["left", "right"] = "left" if name in words else "right"

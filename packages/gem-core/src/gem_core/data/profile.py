@@ -142,7 +142,7 @@ def _range(time: Ints) -> tuple[str | None, str | None]:
     return (_date(int(time.min())), _date(int(time.max()))) if len(time) else (None, None)
 
 
-def _whole(tables: Tables) -> tuple[pa.Table, Source]:
+def whole(tables: Tables) -> tuple[pa.Table, Source]:
     """All pieces as one table, and the place of each row."""
     pieces = list(tables)
     names = list(dict.fromkeys(source.name for _, source in pieces))
@@ -175,11 +175,11 @@ class _Profiler:
     def run(self) -> Profile:
         self.reader.on_fault = self._unread
         for event, tables in self.reader.events().items():
-            found = self._try(_whole, tables)
+            found = self._try(whole, tables)
             if found is not None:
                 self._event(event, *found)
         for split in self.reader.splits():
-            found = self._try(_whole, self.reader.tables(split))
+            found = self._try(whole, self.reader.tables(split))
             if found is not None:
                 self.out.splits[split] = self._split(split, *found)
         for table, parts in self.trained.items():

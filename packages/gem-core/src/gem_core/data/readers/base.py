@@ -48,17 +48,18 @@ class Split(BaseModel):
         by_time = self.validation_from is not None or self.test_from is not None
         if by_time == (self.column is not None):
             raise ValueError("expected either `column`, or `validation_from` and/or `test_from`")
-        if self.validation_from is not None and _seconds(self.validation_from) > _seconds(self.test_from):
+        if self.validation_from is not None and seconds(self.validation_from) > seconds(self.test_from):
             raise ValueError("validation_from is later than test_from")
         return self
 
     def edges(self) -> tuple[float, float]:
         """Seconds where validation and test begin."""
-        test = _seconds(self.test_from)
-        return min(_seconds(self.validation_from), test), test
+        test = seconds(self.test_from)
+        return min(seconds(self.validation_from), test), test
 
 
-def _seconds(value: int | datetime | date | None) -> float:
+def seconds(value: int | datetime | date | None) -> float:
+    """Seconds since 1970 of a moment (UTC where it names no zone); of none, infinity."""
     if value is None:
         return float("inf")
     if isinstance(value, int):

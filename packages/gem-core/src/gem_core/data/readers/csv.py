@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -17,25 +16,22 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pc_csv
 from pydantic import Field
 
-from gem_core.data.columns import WHOLE_SECONDS, Bools, Column, Source
+from gem_core.data.columns import Column, Source
 from gem_core.data.readers.base import TableConfig, TableReader
 from gem_core.data.readers.files import Paths, expand
+from gem_core.data.readers.text import Texts
 from gem_core.data.values import Role, inline_columns
 from gem_core.errors import DataError
 from gem_core.schema import Schema
 
 PIECE = 1 << 17
-MISSING_NUMBERS = ["", "NA", "N/A", "nan", "NaN", "null", "NULL", "None"]
-"""What stands for no number."""
-SECONDS = re.compile(r"-?\d+(\.\d*)?(e\+?\d+)?", re.IGNORECASE)
-FORMS = (pa.timestamp("s"), pa.timestamp("ns"), pa.timestamp("ns", "UTC"))
-"""Times without, and with fractions of seconds, and with a zone."""
+BLOCK = 1 << 23
+"""Bytes of text that are read at a time where a file may be larger than memory."""
 
 
 class CsvConfig(TableConfig):
@@ -53,6 +49,10 @@ class CsvReader(TableReader):
     """Reads CSV files with a header line once and holds them encoded."""
 
     Config: ClassVar[type[CsvConfig]] = CsvConfig
+
+    @property
+    def _texts(self) -> Texts:
+        return Texts(self.on_fault)
 
     def row_tables(self, part: str, columns: Mapping[str, Role]) -> Iterator[tuple[pa.Table, Source]]:
         """Pieces of the files."""
@@ -82,7 +82,7 @@ class CsvReader(TableReader):
                     continue
                 chunks = piece.column(name).chunks
                 values = Column(pa.concat_arrays(chunks) if chunks else pa.array([], pa.string()), name, "", source)
-                convert = self._list if name in lists else self._convert
+                convert = self._list if name in lists else self._texts.convert
                 role = lists.get(name, columns[name])
                 converted[name] = convert(replace(values, role=role), role)
             yield pa.table(converted), source
@@ -103,76 +103,8 @@ class CsvReader(TableReader):
         split = pc.split_pattern(values.values, self.config.list_separator)
         inner, offsets = replace(values, values=split).lists()
         given = pc.if_else(pc.equal(inner.values, ""), pa.scalar(None, pa.string()), inner.values)
-        flat = self._convert(replace(inner, values=given), role)
+        flat = self._texts.convert(replace(inner, values=given), role)
         return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), flat, mask=values.values.is_null())
-
-    def _convert(self, values: Column, role: Role) -> pa.Array:
-        if role in ("dense", "vector", "weight"):
-            return self._numbers(values, values.values, "a number")
-        if role in ("label", "mask"):
-            lower = pc.utf8_lower(values.values)
-            words = pc.if_else(pc.equal(lower, "true"), "1", pc.if_else(pc.equal(lower, "false"), "0", values.values))
-            return self._numbers(values, words, "0 or 1")
-        if role == "time":
-            return self._times(values)
-        return values.values
-
-    def _numbers(self, values: Column, texts: pa.Array, expected: str) -> pa.Array:
-        missing = pc.is_in(texts, value_set=pa.array(MISSING_NUMBERS))
-        known = pc.utf8_trim_whitespace(pc.if_else(missing, pa.scalar(None, pa.string()), texts))
-        return self._cast(values, known, pa.float64(), expected)
-
-    def _times(self, values: Column) -> pa.Array:
-        texts = pc.utf8_trim_whitespace(values.values)
-        known = texts.drop_null()
-        first = known[0].as_py() if len(known) else "0"
-        if not SECONDS.fullmatch(first):
-            return self._dates(values, texts, first)
-        try:
-            return texts.cast(pa.int64())
-        except pa.ArrowInvalid:  # pandas writes 1740000000.0
-            numbers = self._cast(values, texts, pa.float64(), "seconds since 1970 (as in the rows before)")
-        seconds = pc.fill_null(numbers, 0).to_numpy(zero_copy_only=False)
-        bad = ~((seconds == np.trunc(seconds)) & (np.abs(seconds) < 2**62))
-        self._report(values, bad, WHOLE_SECONDS)
-        return pa.array(np.where(bad, 0, seconds).astype(np.int64), mask=bad | np.asarray(numbers.is_null()))
-
-    def _dates(self, values: Column, texts: pa.Array, first: str) -> pa.Array:
-        for form in FORMS:
-            try:
-                return texts.cast(form)
-            except pa.ArrowInvalid:
-                continue
-        form = next((form for form in FORMS if _fits(first, form)), None)
-        expected = "a time like 2026-01-31 12:00:00"
-        expected = (
-            f"seconds since 1970 or {expected}" if form is None else f"{expected} (in the form of the rows before)"
-        )
-        return self._cast(values, texts, FORMS[0] if form is None else form, expected)
-
-    def _cast(self, values: Column, texts: pa.Array, kind: pa.DataType, expected: str) -> pa.Array:
-        """Texts as values of a kind; those that are none are reported, and null where that does not raise."""
-        try:
-            return texts.cast(kind)
-        except pa.ArrowInvalid:
-            wrong = [text for text in texts.drop_null().unique().to_pylist() if not _fits(text, kind)]
-        bad = pc.is_in(texts, value_set=pa.array(wrong, pa.string()))
-        self._report(values, bad.to_numpy(zero_copy_only=False), expected)
-        return pc.if_else(bad, pa.scalar(None, pa.string()), texts).cast(kind)
-
-    def _report(self, values: Column, bad: Bools, expected: str) -> None:
-        try:
-            values.check(bad, expected)
-        except DataError as error:
-            self.on_fault(f"{values.source.name}: {values.name}: {expected}", int(bad.sum()), error)
-
-
-def _fits(text: str, kind: pa.DataType) -> bool:
-    try:
-        pa.scalar(text).cast(kind)
-    except pa.ArrowInvalid:
-        return False
-    return True
 
 
 def _list_columns(schema: Schema) -> dict[str, Role]:
@@ -192,6 +124,12 @@ def _list_columns(schema: Schema) -> dict[str, Role]:
 def read_text(path: Path, delimiter: str) -> tuple[pa.Table, int]:
     """All fields of a CSV file as text, an empty field as null; and the number of rows that were left out, having
     another number of fields than the header."""
+    pieces, wrong = zip(*csv_pieces(path, delimiter, None), strict=True)
+    return pa.concat_tables(pieces), sum(wrong)
+
+
+def csv_pieces(path: Path, delimiter: str, block: int | None = BLOCK) -> Iterator[tuple[pa.Table, int]]:
+    """`read_text` in pieces of about `block` bytes (None: whole), the last of which may be empty."""
     wrong = 0
 
     def leave_out(_: object) -> str:
@@ -213,7 +151,15 @@ def read_text(path: Path, delimiter: str) -> tuple[pa.Table, int]:
         wrong, parse.newlines_in_values = 0, True
         types = dict.fromkeys(names, pa.string())
         convert = pc_csv.ConvertOptions(column_types=types, strings_can_be_null=True, null_values=[""])
-        return pc_csv.read_csv(path, parse_options=parse, convert_options=convert), wrong
+        if block is None:
+            yield pc_csv.read_csv(path, parse_options=parse, convert_options=convert), wrong
+            return
+        read = pc_csv.ReadOptions(block_size=block, use_threads=False)
+        with pc_csv.open_csv(path, read_options=read, parse_options=parse, convert_options=convert) as stream:
+            for batch in stream:
+                yield pa.Table.from_batches([batch]), wrong
+                wrong = 0
+            yield stream.schema.empty_table(), wrong
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: {NOT_UTF8}") from error
     except (pa.ArrowException, OSError) as error:
