@@ -78,6 +78,10 @@ class Tokens:
     rows: Tensor
     skip: Tensor | None
 
+    def flat(self, batch: Batch) -> Tensor:
+        """(B, N * D): all tokens of a row and its request, side by side."""
+        return torch.cat([self.request[batch.request].flatten(1), self.rows.flatten(1)], 1)
+
 
 class FeatureTokens(nn.Module):
     """Tokens of all non-sequence features: dense (standardised or piecewise-linear), sparse, vectors, surface.

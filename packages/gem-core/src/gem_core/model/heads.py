@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from gem_core.errors import ConfigError, nearest
 from gem_core.model.layers import MLP, ByName, linear_macs
 from gem_core.schema import Schema
 
@@ -45,6 +46,13 @@ class Heads(nn.Module):
     def macs(self) -> int:
         """Multiply-adds per row."""
         return linear_macs(self)
+
+
+def check_hidden(model: str, asked: Sequence[str], known: Sequence[str]) -> None:
+    """Raises ConfigError for a hidden layer that a model does not have."""
+    for name in asked:
+        if name not in known:
+            raise ConfigError(f'model {model} has no hidden layer "{name}"{nearest(name, known)}')
 
 
 def _logit(p: float) -> float:

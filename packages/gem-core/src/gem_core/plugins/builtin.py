@@ -23,6 +23,9 @@ def gem_register_model(register: Register) -> None:
     register("kunlun", "gem_core.model.kunlun:Kunlun")
     register("din", "gem_core.model.din:DIN")
     register("dcnv2", "gem_core.model.dcnv2:DCNv2")
+    register("interformer", "gem_core.model.interformer:InterFormer")
+    register("wukong", "gem_core.model.wukong_model:Wukong")
+    register("hstu", "gem_core.model.hstu:HSTU")
 
 
 @hookimpl
