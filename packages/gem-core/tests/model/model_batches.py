@@ -58,7 +58,7 @@ def fitted(schema: Schema) -> Schema:
         dense=dense,
         vocabularies={table: list(range(KNOWN)) for table in schema.tables()},
         surfaces=schema.surfaces or ["all"],
-        base_rates=dict.fromkeys(schema.objectives, 0.3),
+        base_rates=dict.fromkeys(schema.heads(), 0.3),
     )
     return schema.model_copy(update={"fitted": statistics})
 

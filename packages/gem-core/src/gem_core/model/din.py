@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gem_core.data.batch import Batch, Jagged
 from gem_core.model.features import FeatureConfig, FeatureTokens, truncate
-from gem_core.model.heads import Heads, check_hidden
+from gem_core.model.heads import HeadConfig, Heads, check_hidden
 from gem_core.model.layers import MLP, ByName, linear_macs
 from gem_core.protocols import ComponentConfig, Embedding, Output
 from gem_core.schema import Schema
@@ -27,6 +27,7 @@ class DINConfig(ComponentConfig):
     attention_hidden: tuple[int, ...] = (64, 32)
     hidden: tuple[int, ...] = (256, 128)
     dropout: float = Field(0.1, ge=0, lt=1)
+    head: HeadConfig = HeadConfig()
 
 
 class TargetAttention(nn.Module):
@@ -67,7 +68,7 @@ class DIN(nn.Module):
         self.attention = ByName({e: TargetAttention(w, config.attention_hidden) for e, w in widths.items()})
         tokens = (self.features.tokens["request"] + self.features.tokens["row"]) * dim
         self.mlp = MLP([tokens + 2 * sum(widths.values()), *config.hidden], config.dropout)
-        self.heads = Heads(schema, config.hidden[-1], ())
+        self.heads = Heads(schema, config.hidden[-1], (), options=config.head)
 
     def forward(self, batch: Batch, hidden: Sequence[str] = ()) -> Output:
         """Raises ConfigError for a hidden layer that the model does not have."""

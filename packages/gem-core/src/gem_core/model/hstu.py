@@ -22,7 +22,7 @@ from gem_core import ops
 from gem_core.data.batch import Batch
 from gem_core.model.events import EventTokens
 from gem_core.model.features import FeatureConfig, FeatureTokens, truncate
-from gem_core.model.heads import Heads, check_hidden
+from gem_core.model.heads import HeadConfig, Heads, check_hidden
 from gem_core.model.layers import MLP, ByName, linear_macs
 from gem_core.model.pooling import Rote, Sequence
 from gem_core.protocols import ComponentConfig, Embedding, Output
@@ -41,6 +41,7 @@ class HSTUConfig(ComponentConfig):
     features: FeatureConfig = FeatureConfig()
     hidden: tuple[int, ...] = Field((256, 128), min_length=1)
     dropout: float = Field(0.1, ge=0, lt=1)
+    head: HeadConfig = HeadConfig()
 
     @model_validator(mode="after")
     def _divides(self) -> HSTUConfig:
@@ -68,7 +69,8 @@ class HSTULayer(nn.Module):
         return first, second
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(1, (self.heads, -1)).contiguous()
+        out: Tensor = x.unflatten(1, (self.heads, -1))
+        return out.contiguous()
 
     def keys(self, history: Sequence) -> tuple[Tensor, Tensor]:
         """Rotated keys and values of the events, each (sum T, H, d)."""
@@ -127,7 +129,7 @@ class HSTU(nn.Module):
             {e: nn.ModuleList(HSTULayer(width, config.heads) for _ in range(config.layers)) for e in schema.events}
         )
         self.mlp = MLP([flat + width * len(schema.events), *config.hidden], config.dropout)
-        self.heads = Heads(schema, config.hidden[-1], ())
+        self.heads = Heads(schema, config.hidden[-1], (), options=config.head)
         layers = range(config.layers)
         self.hidden_names = (*(f"{e}.layer.{i}.x" for e in schema.events for i in layers), "trunk")
 

@@ -25,7 +25,7 @@ from gem_core import ops
 from gem_core.data.batch import Batch
 from gem_core.model.events import EventTokens, check_event_types
 from gem_core.model.features import FeatureConfig, FeatureTokens, truncate
-from gem_core.model.heads import Heads, check_hidden
+from gem_core.model.heads import HeadConfig, Heads, check_hidden
 from gem_core.model.interaction import Interaction, Kind
 from gem_core.model.layers import ByName, TokenMap, rms_unit
 from gem_core.model.pooling import Rote, Sequence
@@ -85,6 +85,7 @@ class InterFormerConfig(ComponentConfig):
     conditioning: Literal["request", "full"] = "request"
     head_hidden: tuple[int, ...] = (64,)
     head_dropout: float = Field(0.0, ge=0, lt=1)
+    head: HeadConfig = HeadConfig()
 
     @model_validator(mode="after")
     def _sequences_are_valid(self) -> InterFormerConfig:
@@ -291,7 +292,7 @@ class InterFormer(nn.Module):
             for n in tokens[:-1]
         )
         self.summary = TokenSummary(config.tokens, r, dim)
-        self.heads = Heads(schema, (r + summary) * dim, config.head_hidden, config.head_dropout)
+        self.heads = Heads(schema, (r + summary) * dim, config.head_hidden, config.head_dropout, config.head)
         self.hidden_names = (
             *(f"layer.{i}.x" for i in range(config.layers)),
             *(f"{e}.layer.{i}.h" for e in chosen for i in range(config.layers)),

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from gem_core.data.batch import Batch, Jagged
 from gem_core.model.events import check_event_types
 from gem_core.model.features import FeatureConfig, FeatureTokens, Tokens, mean_history, newest, truncate
-from gem_core.model.heads import Heads, check_hidden
+from gem_core.model.heads import HeadConfig, Heads, check_hidden
 from gem_core.model.layers import ByName, TokenMap, linear_macs
 from gem_core.model.match import MatchCounts
 from gem_core.model.tower import Tower, TowerConfig
@@ -68,6 +68,7 @@ class KunlunConfig(ComponentConfig):
     objective_tokens: bool = True
     head_hidden: tuple[int, ...] = (64,)
     head_dropout: float = Field(0.0, ge=0, lt=1)
+    head: HeadConfig = HeadConfig()
 
     @model_validator(mode="after")
     def _towers_are_valid(self) -> KunlunConfig:
@@ -170,7 +171,9 @@ class Kunlun(nn.Module):
             tokens = layers[-1].interaction.tokens_out
         self.layers = nn.ModuleList(layers)
         self.norm = nn.LayerNorm(config.dim) if config.wukong.norm else nn.Identity()
-        self.heads = Heads(schema, (tokens + summary) * config.dim, config.head_hidden, config.head_dropout)
+        self.heads = Heads(
+            schema, (tokens + summary) * config.dim, config.head_hidden, config.head_dropout, config.head
+        )
         self.hidden_names = (
             *(f"layer.{i}.x" for i in range(config.layers)),
             *(f"{e}.layer.{i}.h" for e in towers for i in range(config.layers)),

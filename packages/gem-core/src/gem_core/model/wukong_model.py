@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gem_core.data.batch import Batch
 from gem_core.model.features import FeatureConfig, FeatureTokens, mean_history, truncate
-from gem_core.model.heads import Heads, check_hidden
+from gem_core.model.heads import HeadConfig, Heads, check_hidden
 from gem_core.model.layers import ByName, linear_macs
 from gem_core.model.wukong import WukongBlock, WukongConfig
 from gem_core.protocols import ComponentConfig, Embedding, Output
@@ -30,6 +30,7 @@ class WukongModelConfig(ComponentConfig):
     max_events: int = Field(64, ge=1)
     head_hidden: tuple[int, ...] = (64,)
     head_dropout: float = Field(0.0, ge=0, lt=1)
+    head: HeadConfig = HeadConfig()
 
 
 class Wukong(nn.Module):
@@ -53,7 +54,7 @@ class Wukong(nn.Module):
         tokens = [self.features.tokens["request"] + self.features.tokens["row"] + len(means)]
         tokens += [config.block.tokens_out] * config.layers
         self.layers = nn.ModuleList(WukongBlock(n, config.dim, config.block) for n in tokens[:-1])
-        self.heads = Heads(schema, tokens[-1] * config.dim, config.head_hidden, config.head_dropout)
+        self.heads = Heads(schema, tokens[-1] * config.dim, config.head_hidden, config.head_dropout, config.head)
         self.hidden_names = (*(f"layer.{i}.x" for i in range(config.layers)), "trunk")
 
     def forward(self, batch: Batch, hidden: Sequence[str] = ()) -> Output:

@@ -69,6 +69,8 @@ def gem_register_batcher(register: Register) -> None:
 @hookimpl
 def gem_register_loss(register: Register) -> None:
     register("bce", "gem_core.train.loss:BinaryCrossEntropy")
+    register("focal", "gem_core.train.loss:FocalLoss")
+    register("pairwise", "gem_core.train.loss:PairwiseLoss")
 
 
 @hookimpl
