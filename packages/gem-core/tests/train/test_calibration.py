@@ -82,7 +82,7 @@ def test_weights_count() -> None:
 def test_a_run_stores_its_calibration_and_uses_it(tmp_path: Path, options: dict[str, Any]) -> None:
     """Pairwise losses leave logits without a level; calibrated, their mean is that of the labels."""
     run = train(recipe(tmp_path / "run", loss="pairwise", calibration=options, trainer={"epochs": 1}), registry())
-    assert run.validation["click/calibration"] == pytest.approx(1, abs=0.02)
+    assert run.validation["click/calibration"] == pytest.approx(1, abs=0.05)
     assert evaluate(run.folder, registry=registry()) == run.test
     assert evaluate(run.folder, "validation", registry=registry()) == run.validation
     raw = evaluate(run.folder, "validation", ["calibration=null"], registry=registry())

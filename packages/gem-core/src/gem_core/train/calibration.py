@@ -99,7 +99,8 @@ def _pools(logit: Tensor, label: Tensor, weight: Tensor) -> Tensor:
             last = pools.pop()
             pools[-1] = [a + b for a, b in zip(pools[-1], last, strict=True)]
     total, positive, centre = torch.tensor(pools, dtype=torch.float64).unbind(1)
-    rate = ((positive + 0.5 * label.mean()) / (total + 0.5)).clamp(1e-6, 1 - 1e-6)  # no rate is 0 or 1
+    prior = (positive.sum() + 0.5) / (total.sum() + 1)
+    rate = (positive + prior) / (total + 1)  # as if one more row had the rate of all: no rate is 0 or 1
     return torch.stack([centre / total, rate.logit().cummax(0).values], 1).float()
 
 

@@ -51,7 +51,7 @@ def calibrate(parts: Parts) -> None:
             for task, found in rows.items():
                 weight = batch.masks[task] * batch.weights[task]
                 label = torch.where(weight > 0, batch.labels[task], 0.0)  # a masked label may be NaN
-                found.append(torch.stack([logits[task].double(), label, weight, batch.surface]))
+                found.append(torch.stack([x.double() for x in (logits[task], label, weight, batch.surface)]))
     parts.module.train(training)
     for task, found in rows.items():
         ranks = parts.strategy.gather(torch.cat(found, 1).cpu() if found else torch.zeros(4, 0))
