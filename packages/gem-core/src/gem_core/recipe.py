@@ -118,6 +118,15 @@ class Trainer(_Section):
     deterministic: bool = False
 
 
+class Calibration(_Section):
+    """A map of each task's logits, fitted on the validation split at each evaluation and kept in the checkpoint: evaluations
+    and predictions are made with it. "temperature" scales, "platt" scales and shifts, "isotonic" is any non-decreasing
+    map. `per_surface`: one for each surface."""
+
+    method: Literal["temperature", "platt", "isotonic"] = "platt"
+    per_surface: bool = False
+
+
 class Parallel(_Section):
     """`strategy` is the dense side's; `plan` is the file that a planner wrote."""
 
@@ -141,6 +150,7 @@ class Recipe(_Section):
     loss: Component = _component("bce")
     task_weights: dict[str, float] = {}
     metrics: list[Component] = [_Component(name="ranking")]
+    calibration: Calibration | None = None
     trainer: Trainer = Trainer()
     parallel: Parallel = Parallel()
     trackers: list[Component] = [_Component(name="console"), _Component(name="jsonl")]

@@ -13,6 +13,7 @@ serving.
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -36,6 +37,9 @@ MISSING, UNSEEN, FIRST_KNOWN = 0, 1, 2
 
 
 _ID_OPTIONS = {"vocabulary", "max_vocabulary", "min_count", "hash", "unseen", "unseen_buckets"}
+
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 class _Part(BaseModel):
@@ -141,14 +145,48 @@ class Objective(_Part):
 
     A row counts where `label` is not null, `mask` (if given) is true and its surface is in `surfaces`.
 
-    `rate`: column with the rate at which negatives were kept; they weigh 1 / rate. `weight`: column of weights.
+    `rate`: column with the rate at which negatives were kept; in metrics they weigh 1 / rate. `correction` says how a
+    loss undoes the sampling: by the same weights, or by a shift of the logit by log(rate) in every row ("shift").
+    `weight`: column of weights.
+
+    `windows`: attribution windows of a delayed objective, shortest first, as in [90m, 1d, 7d] (units s, m, h, d); `label`
+    is that of the last, and `converted_at` is the column with the time of the conversion, null where there is none.
+    Each row trains one window's head, chosen by a hash of its row id, and the last window's head is served. A row whose
+    label is not known yet counts for those windows that ended before the time in the column `observed_until`.
     """
 
     label: str | None = None
     mask: str | None = None
     weight: str | None = None
     rate: str | None = None
+    correction: Literal["weight", "shift"] = "weight"
     surfaces: list[str] | None = None
+    windows: list[str] = []
+    converted_at: str | None = None
+    observed_until: str | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if self.correction == "shift" and self.rate is None:
+            raise ValueError("correction: shift needs `rate`, the column with the rate at which negatives were kept")
+        lengths = [window_seconds(window) for window in self.windows]
+        if len(lengths) == 1 or any(b <= a for a, b in itertools.pairwise(lengths)):
+            raise ValueError(f"windows: expected at least two, shortest first, found {self.windows}")
+        if bool(self.windows) != (self.converted_at is not None):
+            raise ValueError(
+                "`windows` and `converted_at`, the column with the time of the conversion, need each other"
+            )
+        if self.observed_until is not None and not self.windows:
+            raise ValueError("`observed_until` needs `windows`")
+        return self
+
+
+def window_seconds(text: str) -> int:
+    """Length of an attribution window, as in "90m"."""
+    number, unit = text[:-1], _UNITS.get(text[-1:])
+    if unit is None or not number.isdecimal() or int(number) == 0:
+        raise ValueError(f'window {text!r}: expected a number and a unit of s, m, h, d, as in "90m" or "7d"')
+    return int(number) * unit
 
 
 class DenseStats(_Part):
@@ -212,6 +250,9 @@ class Schema(_Part):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         names = [*self.dense, *self.sparse, *self.vectors]
+        clash = next((task for task in self.objectives if self.heads().count(task) > 1), None)
+        if clash is not None:
+            raise ValueError(f"objectives.{clash}: this name is that of a window of another objective")
         for name in (*names, *self.events, *self.objectives, *(f for e in self.events.values() for f in e.fields)):
             if not name or "." in name or "/" in name:
                 raise ValueError(f'name {name!r}: names must not be empty or hold "." or "/", which separate names')
@@ -282,6 +323,15 @@ class Schema(_Part):
         if self.surface is None:
             return ["all"]
         return self.surfaces if self.surfaces is not None else self.require_fitted().surfaces
+
+    def heads_of(self, task: str) -> list[str]:
+        """The heads of an objective: one per attribution window, shortest first ("purchase@90m", ...); the last, which is
+        served, has the task's name."""
+        return [*(f"{task}@{window}" for window in self.objectives[task].windows[:-1]), task]
+
+    def heads(self) -> list[str]:
+        """The heads of all objectives."""
+        return [head for task in self.objectives for head in self.heads_of(task)]
 
     def require_fitted(self) -> Fitted:
         """The fitted part, or an error that says how to get it."""

@@ -10,13 +10,18 @@ from gem_core import ops
 from gem_core.data.batch import Batch, Jagged
 from gem_core.model.dcnv2 import DCNv2
 from gem_core.model.din import DIN
+from gem_core.model.hstu import HSTU
+from gem_core.model.interformer import InterFormer
 from gem_core.model.kunlun import Kunlun
+from gem_core.model.wukong_model import Wukong
 from gem_core.schema import FIRST_KNOWN, DenseStats, Fitted, Schema
 from gem_core.train.embedding import TorchEmbedding
 
 NOW = 10**9
 KNOWN = 8  # values in each vocabulary: few, so that events match rows often
-MODELS = {"kunlun": Kunlun, "din": DIN, "dcnv2": DCNv2}
+MODELS = {
+    "kunlun": Kunlun, "interformer": InterFormer, "wukong": Wukong, "hstu": HSTU, "din": DIN, "dcnv2": DCNv2,
+}  # fmt: skip
 
 FULL: dict[str, Any] = {
     "user": "u",
@@ -53,7 +58,7 @@ def fitted(schema: Schema) -> Schema:
         dense=dense,
         vocabularies={table: list(range(KNOWN)) for table in schema.tables()},
         surfaces=schema.surfaces or ["all"],
-        base_rates=dict.fromkeys(schema.objectives, 0.3),
+        base_rates=dict.fromkeys(schema.heads(), 0.3),
     )
     return schema.model_copy(update={"fitted": statistics})
 

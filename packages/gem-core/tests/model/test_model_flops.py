@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_batches import make_batch, make_model, make_schema
+from model_batches import MODELS, make_batch, make_model, make_schema
 from torch.utils.flop_counter import FlopCounterMode
 
 from gem_core import ops
@@ -39,6 +39,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "tables": ("kunlun", {"features": {"embedding_dims": {"ad": 8, "tags": 4}, "dense_skip": False}}),
     "din": ("din", {"max_events": 12}),
     "dcnv2": ("dcnv2", {}),
+    "interformer": ("interformer", {}),
+    "interformer full": ("interformer", {"conditioning": "full", "layers": 3, "interaction": "dhen"}),
+    "interformer crosses": (
+        "interformer",
+        {"interaction": "dcnv2", "sequences": {"view": {"width": 16, "heads": 1, "max_events": 5, "recent": 0}}},
+    ),
+    "interformer without sequences": ("interformer", {"sequences": {"click": None, "view": None}}),
+    "wukong": ("wukong", {"block": {"fm_tokens": 5, "linear_tokens": 2}}),
+    "wukong static": ("wukong", {"block": {"projection": "static"}, "features": {"embedding_dim": 32}}),
+    "hstu": ("hstu", {"layers": 3, "max_events": 12}),
+    "hstu of one layer": ("hstu", {"layers": 1}),
 }
 
 
@@ -57,7 +68,7 @@ def test_schemas_without_parts() -> None:
     for changes in ({"dense": {}}, {"events": {}}, {"vectors": {}, "dense": {"x": {}}, "sparse": {"ad": {}}}):
         schema = make_schema(**changes)
         batch = make_batch(schema)
-        for name in ("kunlun", "din", "dcnv2"):
+        for name in MODELS:
             model = make_model(name, schema)
             with FlopCounterMode(display=False) as counter, torch.no_grad():
                 model(batch)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_batches import FULL, make_batch, make_model, make_schema, stir
+from model_batches import FULL, MODELS, make_batch, make_model, make_schema, stir
 
 from gem_core.errors import ConfigError
 from gem_core.ops import ACTIVATIONS
@@ -113,7 +113,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS.keys())
-@pytest.mark.parametrize("name", ["kunlun", "din", "dcnv2"])
+@pytest.mark.parametrize("name", MODELS)
 def test_schemas(name: str, schema: dict[str, Any]) -> None:
     options: dict[str, Any] = {} if name != "kunlun" else {"features": {"embedding_dims": {}}}
     assert_all_get_gradients(name, make_schema(**schema), **options)
@@ -125,6 +125,27 @@ def test_schemas(name: str, schema: dict[str, Any]) -> None:
 )
 def test_baselines(name: str, options: dict[str, Any]) -> None:
     assert_all_get_gradients(name, make_schema(), **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"layers": 1, "interaction": "dcnv2"},
+        {"layers": 3, "interaction": "dhen", "conditioning": "full"},
+        {"sequence": {"rote": False, "recent": 0, "time_waves": 0}, "sequences": {"view": {"width": 8, "heads": 2}}},
+        {"sequences": {"view": None}, "head_hidden": (), "tokens": 1, "compressed_tokens": 1},
+    ],
+    ids=str,
+)
+def test_interformer_variants(options: dict[str, Any]) -> None:
+    assert_all_get_gradients("interformer", make_schema(), **options)
+
+
+@pytest.mark.parametrize("layers", [1, 2, 4])
+def test_depths_of_hstu_and_wukong(layers: int) -> None:
+    for name in ("hstu", "wukong"):
+        assert_all_get_gradients(name, make_schema(), layers=layers)
 
 
 @settings(max_examples=12, deadline=None, derandomize=True)
@@ -165,6 +186,12 @@ def test_bad_options_are_refused() -> None:
         make_model("kunlun", make_schema(events={}), match_bins=2)
     with pytest.raises(ValueError, match="must split into 3 heads of even width"):
         make_model("kunlun", make_schema(), towers={"view": {"width": 32, "heads": 3}})
-    for name in ("kunlun", "din", "dcnv2"):
+    with pytest.raises(ValueError, match="must split into 3 heads of even width"):
+        make_model("interformer", make_schema(), sequences={"view": {"heads": 3}})
+    with pytest.raises(ValueError, match="must split into 3 heads of even width"):
+        make_model("hstu", make_schema(), heads=3)
+    with pytest.raises(ConfigError, match=r'model\.sequences: no event type "veiw" in the schema; did you mean "view"'):
+        make_model("interformer", make_schema(), sequences={"veiw": None})
+    for name in MODELS:
         with pytest.raises(ConfigError, match="has no hidden layer"):
             make_model(name, make_schema())(make_batch(make_schema()), hidden=("layer.9.x",))

@@ -30,6 +30,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "kunlun causal": ("kunlun", {"tower": {"attention": "causal", "rote": False, "target_queries": 0}}),
     "din": ("din", {}),
     "dcnv2": ("dcnv2", {}),
+    "interformer": ("interformer", {"interaction": "dhen"}),
+    "interformer full": ("interformer", {"conditioning": "full"}),
+    "wukong": ("wukong", {}),
+    "hstu": ("hstu", {}),
 }
 each_model = pytest.mark.parametrize("name", MODELS)
 
@@ -138,6 +142,10 @@ def cut(batch: Batch, event: str, limit: int) -> Batch:
         ("kunlun", {"towers": {"click": {"max_events": 7}}, "conditioning": "full"}),
         ("din", {"max_events": 7}),
         ("dcnv2", {"max_events": 7}),
+        ("interformer", {"sequences": {"click": {"max_events": 7}}}),
+        ("interformer", {"sequences": {"click": {"max_events": 7}}, "conditioning": "full"}),
+        ("wukong", {"max_events": 7}),
+        ("hstu", {"max_events": 7}),
     ],
 )
 def test_events_beyond_the_limit_are_ignored(kind: str, options: dict[str, Any]) -> None:

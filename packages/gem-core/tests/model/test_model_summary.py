@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from model_batches import FULL, fitted, make_batch, make_model, make_schema, stir
+from model_batches import FULL, MODELS, fitted, make_batch, make_model, make_schema, stir
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -59,7 +59,7 @@ def test_sizes_rise_from_s_to_cluster() -> None:
         assert all(b > 4 * a for a, b in itertools.pairwise(totals))
 
 
-@pytest.mark.parametrize("name", ["kunlun", "din", "dcnv2"])
+@pytest.mark.parametrize("name", MODELS)
 def test_a_summary_counts_what_the_built_model_has(name: str) -> None:
     schema = make_schema()
     recipe = recipes.parse({"data": {"reader": "memory"}, "model": name})

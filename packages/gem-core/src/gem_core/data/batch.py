@@ -52,7 +52,8 @@ class Batch:
         user: (Q,) int64, a stable key of the user (for per-user metrics and stores, not a table id).
         surface: (B,) int64 index into the schema's surfaces.
         row_id: (B,) int64.
-        labels, masks, weights: per task (B,) float32; a label counts where its mask is 1, with its weight.
+        labels, masks, weights: per head (`Schema.heads`) (B,) float32; a label counts where its mask is 1, with its weight.
+        rates: per task with `correction: shift` (B,) float32, the rate at which negatives were kept.
     """
 
     dense: Tensor
@@ -70,6 +71,7 @@ class Batch:
     labels: dict[str, Tensor] = field(default_factory=dict)
     masks: dict[str, Tensor] = field(default_factory=dict)
     weights: dict[str, Tensor] = field(default_factory=dict)
+    rates: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:

@@ -28,10 +28,10 @@ from gem_core.data.columns import Column, Ints, Source, column
 from gem_core.data.ids import Vocabulary, column_keys, factorize, hashed
 from gem_core.data.rows import Array, Dense, EncodedRows, EventLog, IdColumn, IdCounts, UserEvents
 from gem_core.data.tables import records_table
+from gem_core.data.targets import Targets
 from gem_core.data.values import (
     ROWS_OF_A_REQUEST,
     SHARED,
-    Targets,
     Unlabelled,
     dense_values,
     inline_column,
@@ -280,6 +280,7 @@ class _RowsBuilder:
             labels=targets.labels,
             masks=targets.masks,
             weights=targets.weights,
+            rates=targets.rates,
         )
         if self.log is None:
             for event, parts in self.inline.items():

@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 
 from gem_core.data.columns import Column, Floats, Ints, Source, column
 from gem_core.data.ids import split_decimals
-from gem_core.data.values import Targets, dense_values, inline_column, surface_texts
+from gem_core.data.targets import Targets
+from gem_core.data.values import dense_values, inline_column, surface_texts
 from gem_core.errors import ConfigError, DataError, nearest, warn
 from gem_core.schema import DenseFeature, DenseStats, EventField, Fitted, Schema
 
@@ -150,8 +151,8 @@ class _Fit:
             if schema.sparse_options(table).hash is None and schema.sparse_options(table).vocabulary is None
         }
         self.surfaces = _IdFrequencies()
-        self.positives = dict.fromkeys(schema.objectives, 0.0)
-        self.weight = dict.fromkeys(schema.objectives, 0.0)
+        self.positives = dict.fromkeys(schema.heads(), 0.0)
+        self.weight = dict.fromkeys(schema.heads(), 0.0)
 
     def _numbers(self, key: str, values: Column, feature: DenseFeature | EventField, keep: Any = None) -> None:
         if key not in self.moments:

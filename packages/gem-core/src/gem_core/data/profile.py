@@ -21,7 +21,8 @@ from gem_core.data.encode import Tables
 from gem_core.data.ids import column_keys, factorize, keys, splitmix64
 from gem_core.data.readers.base import TableReader
 from gem_core.data.rows import UserEvents
-from gem_core.data.values import SHARED, Targets, inline_column, request_features, surface_texts, vector_values
+from gem_core.data.targets import Targets
+from gem_core.data.values import SHARED, inline_column, request_features, surface_texts, vector_values
 from gem_core.errors import DataError
 from gem_core.schema import DenseFeature
 

@@ -140,7 +140,7 @@ class EncodedRows:
         time, user: (Q,) request time in seconds and user key.
         spans: per event type (start, end), each (Q,): the request's events in `log`, oldest first.
         log: the stored events that `spans` point into.
-        labels, masks, weights: per task (B,) float32.
+        labels, masks, weights: per head (B,) float32; rates: per task with `correction: shift`.
         identity: (B rows) what the log itself calls a row: `row_id` (where the schema names none, the row's place, from
             0), `request` (where the schema names it) and `user`, as integers or text.
         counts: per lookup key, what was missing or unseen.
@@ -163,6 +163,7 @@ class EncodedRows:
     labels: dict[str, Dense]
     masks: dict[str, Dense]
     weights: dict[str, Dense]
+    rates: dict[str, Dense]
     identity: pa.Table
     counts: dict[str, IdCounts]
 
@@ -209,6 +210,7 @@ class EncodedRows:
             labels=of_rows(self.labels),
             masks=of_rows(self.masks),
             weights=of_rows(self.weights),
+            rates=of_rows(self.rates),
         )
 
     def batches(self, order: Ints, batch_rows: int) -> Ints:

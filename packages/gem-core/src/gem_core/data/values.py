@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from gem_core.data.columns import Bools, Column, Floats, Source, column
+from gem_core.data.columns import Column, Floats, Source, column
 from gem_core.data.rows import Dense
 from gem_core.errors import DataError, nearest
 from gem_core.schema import DenseFeature, EventField, Schema, SparseFeature, VectorFeature
@@ -45,6 +45,8 @@ def row_columns(schema: Schema, inline_events: bool) -> dict[str, Role]:
         *((o.mask, "mask") for o in schema.objectives.values()),
         *((o.weight, "weight") for o in schema.objectives.values()),
         *((o.rate, "weight") for o in schema.objectives.values()),
+        *((o.converted_at, "time") for o in schema.objectives.values()),
+        *((o.observed_until, "time") for o in schema.objectives.values()),
     ]
     if inline_events:
         optional += [
@@ -73,7 +75,12 @@ def request_features(schema: Schema) -> dict[str, str]:
 
 def label_columns(schema: Schema) -> set[str]:
     """The columns that only training and evaluation need."""
-    used = {c for n, o in schema.objectives.items() for c in (o.label or n, o.mask, o.weight, o.rate) if c is not None}
+    used = {
+        c
+        for n, o in schema.objectives.items()
+        for c in (o.label or n, o.mask, o.weight, o.rate, o.converted_at, o.observed_until)
+        if c is not None
+    }
     other = schema.model_copy(update={"objectives": {}})
     return used - set(row_columns(other, inline_events=True))
 
@@ -160,66 +167,3 @@ def surface_index(schema: Schema, surfaces: Column) -> npt.NDArray[np.int32]:
             hint = "; the training rows have no other: declare one that comes later in the schema's `surfaces:`"
         surfaces.fail(i, f"one of {', '.join(names)}", hint)
     return out
-
-
-class Targets:
-    """Labels, masks and weights of a table's rows, (n,) float32 per task; where the mask is 0 so are the others."""
-
-    def __init__(
-        self, schema: Schema, table: pa.Table, source: Source, surfaces: Column | None, required: bool
-    ) -> None:
-        self.labels: dict[str, Dense] = {}
-        self.masks: dict[str, Dense] = {}
-        self.weights: dict[str, Dense] = {}
-        self.any = np.zeros(len(table), np.bool_)
-        for task in schema.objectives:
-            label, mask, weight = self._of_task(schema, task, table, source, surfaces, required)
-            self.labels[task] = np.where(mask, label, 0).astype(np.float32)
-            self.masks[task] = mask.astype(np.float32)
-            self.weights[task] = np.where(mask, weight, 0).astype(np.float32)
-            self.any |= mask
-
-    @staticmethod
-    def _of_task(
-        schema: Schema, task: str, table: pa.Table, source: Source, surfaces: Column | None, required: bool
-    ) -> tuple[Floats, Bools, Floats]:
-        objective = schema.objectives[task]
-        name, n = objective.label or task, len(table)
-        if not required and name not in table.column_names:
-            return np.zeros(n), np.zeros(n, np.bool_), np.zeros(n)
-        labels = column(table, name, f"label of {task}", source)
-        label = labels.numbers()
-        mask = ~np.isnan(label)
-        labels.check(mask & (label != 0) & (label != 1), "a label of 0 or 1, or none")
-        if objective.mask is not None:
-            mask &= column(table, objective.mask, f"mask of {task}", source).flags()
-        if objective.surfaces is not None and surfaces is not None:
-            wanted = pc.is_in(surfaces.values, value_set=pa.array(objective.surfaces, pa.string()))
-            mask &= wanted.to_numpy(zero_copy_only=False)
-        weight = np.ones(n)
-        if objective.weight is not None:
-            weights = column(table, objective.weight, f"weight of {task}", source)
-            weight = weights.numbers()
-            weights.check(mask & ~(np.isfinite(weight) & (weight >= 0)), "a weight of at least 0")
-        if objective.rate is not None:
-            rates = column(table, objective.rate, f"rate of {task}'s negatives", source)
-            rate = rates.numbers()
-            negative = mask & (label == 0)
-            rates.check(negative & ~((rate > 0) & (rate <= 1)), "a rate in (0, 1]")
-            weight = np.where(negative, weight / np.where(negative, rate, 1), weight)
-        return label, mask, weight
-
-    def select(self, keep: Bools) -> None:
-        """Forget the rows that `keep` does not mark."""
-        for values in (self.labels, self.masks, self.weights):
-            values.update({task: v[keep] for task, v in values.items()})
-        self.any = self.any[keep]
-
-    def check_labelled(self, source: Source) -> None:
-        """Raise for the first row that has a label for no task."""
-        if not self.any.all():
-            i = int((~self.any).argmax())
-            raise DataError(
-                f"{source.at(i)}: expected a label for at least one of {', '.join(self.labels)}, found none "
-                "(null, masked, or on another surface); reader option unlabelled: keep or drop allows such rows"
-            )

@@ -12,9 +12,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from gem_core.data.batch import Batch
-from gem_core.model.din import _check_hidden, flat_tokens
 from gem_core.model.features import FeatureConfig, FeatureTokens, mean_history, truncate
-from gem_core.model.heads import Heads
+from gem_core.model.heads import HeadConfig, Heads, check_hidden
 from gem_core.model.layers import MLP, linear_macs
 from gem_core.protocols import ComponentConfig, Embedding, Output
 from gem_core.schema import Schema
@@ -29,6 +28,7 @@ class DCNv2Config(ComponentConfig):
     cross_rank: int = Field(32, ge=1)
     hidden: tuple[int, ...] = (256, 128)
     dropout: float = Field(0.1, ge=0, lt=1)
+    head: HeadConfig = HeadConfig()
 
 
 class CrossLayer(nn.Module):
@@ -62,16 +62,16 @@ class DCNv2(nn.Module):
         width = (self.features.tokens["request"] + self.features.tokens["row"]) * dim + pooled
         self.cross = nn.ModuleList(CrossLayer(width, config.cross_rank) for _ in range(config.cross_layers))
         self.mlp = MLP([width, *config.hidden], config.dropout)
-        self.heads = Heads(schema, width + config.hidden[-1], ())
+        self.heads = Heads(schema, width + config.hidden[-1], (), options=config.head)
 
     def forward(self, batch: Batch, hidden: Sequence[str] = ()) -> Output:
         """Raises ConfigError for a hidden layer that the model does not have."""
-        _check_hidden("dcnv2", hidden, self.hidden_names)
+        check_hidden("dcnv2", hidden, self.hidden_names)
         used = {key.partition(".")[0] for key in self.features.event_keys}
         events = {e: truncate(batch.events[e], self.config.max_events) for e in used}
         looked = self.embedding.lookup(self.features.ids(batch, events))
         tokens = self.features(batch, looked)
-        parts = [flat_tokens(batch, tokens)]
+        parts = [tokens.flat(batch)]
         parts += [mean[batch.request] for mean in mean_history(self.features.event_keys, looked, events)]
         x0 = x = torch.cat(parts, 1)
         for layer in self.cross:

@@ -12,17 +12,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from gem_core.data.batch import Batch, Jagged
-from gem_core.errors import ConfigError
-from gem_core.model.features import FeatureConfig, FeatureTokens, Tokens, truncate
-from gem_core.model.heads import Heads
+from gem_core.model.features import FeatureConfig, FeatureTokens, truncate
+from gem_core.model.heads import HeadConfig, Heads, check_hidden
 from gem_core.model.layers import MLP, ByName, linear_macs
 from gem_core.protocols import ComponentConfig, Embedding, Output
 from gem_core.schema import Schema
-
-
-def flat_tokens(batch: Batch, tokens: Tokens) -> Tensor:
-    """(B, N * D): all tokens of a row and its request, side by side."""
-    return torch.cat([tokens.request[batch.request].flatten(1), tokens.rows.flatten(1)], 1)
 
 
 class DINConfig(ComponentConfig):
@@ -33,6 +27,7 @@ class DINConfig(ComponentConfig):
     attention_hidden: tuple[int, ...] = (64, 32)
     hidden: tuple[int, ...] = (256, 128)
     dropout: float = Field(0.1, ge=0, lt=1)
+    head: HeadConfig = HeadConfig()
 
 
 class TargetAttention(nn.Module):
@@ -73,15 +68,15 @@ class DIN(nn.Module):
         self.attention = ByName({e: TargetAttention(w, config.attention_hidden) for e, w in widths.items()})
         tokens = (self.features.tokens["request"] + self.features.tokens["row"]) * dim
         self.mlp = MLP([tokens + 2 * sum(widths.values()), *config.hidden], config.dropout)
-        self.heads = Heads(schema, config.hidden[-1], ())
+        self.heads = Heads(schema, config.hidden[-1], (), options=config.head)
 
     def forward(self, batch: Batch, hidden: Sequence[str] = ()) -> Output:
         """Raises ConfigError for a hidden layer that the model does not have."""
-        _check_hidden("din", hidden, self.hidden_names)
+        check_hidden("din", hidden, self.hidden_names)
         events = {e: truncate(batch.events[e], self.config.max_events) for e in self.fields}
         looked = self.embedding.lookup(self.features.ids(batch, events))
         tokens = self.features(batch, looked)
-        parts = [flat_tokens(batch, tokens)]
+        parts = [tokens.flat(batch)]
         for event, pairs in self.fields.items():
             keys = torch.cat([looked[k] for k, _ in pairs], 1)
             query = torch.cat([looked[f] for _, f in pairs], 1)
@@ -119,9 +114,3 @@ def _matching_fields(schema: Schema, left_out: Sequence[str]) -> dict[str, list[
         if pairs:
             out[event] = pairs
     return out
-
-
-def _check_hidden(model: str, asked: Sequence[str], known: Sequence[str]) -> None:
-    for name in asked:
-        if name not in known:
-            raise ConfigError(f'model {model} has no hidden layer "{name}"; valid: {", ".join(known)}')

@@ -72,11 +72,15 @@ def mean_history(
 
 @dataclass
 class Tokens:
-    """request (Q, Nq, D); rows (B, Nr, D); skip (B, tasks): a linear map of the encoded dense features, if asked for."""
+    """request (Q, Nq, D); rows (B, Nr, D); skip (B, heads): a linear map of the encoded dense features, if asked for."""
 
     request: Tensor
     rows: Tensor
     skip: Tensor | None
+
+    def flat(self, batch: Batch) -> Tensor:
+        """(B, N * D): all tokens of a row and its request, side by side."""
+        return torch.cat([self.request[batch.request].flatten(1), self.rows.flatten(1)], 1)
 
 
 class FeatureTokens(nn.Module):
@@ -134,7 +138,7 @@ class FeatureTokens(nn.Module):
                 count = config.dense_tokens if level == "row" else 1
                 self.dense[level] = nn.Linear(encoder.width, count * dim)
                 if config.dense_skip:
-                    skip = self.skip[level] = nn.Linear(encoder.width, len(schema.objectives), bias=False)
+                    skip = self.skip[level] = nn.Linear(encoder.width, len(schema.heads()), bias=False)
                     nn.init.zeros_(skip.weight)
                 self.tokens[level] += count
             for name in self.sparse[level]:

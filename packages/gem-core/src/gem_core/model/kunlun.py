@@ -22,9 +22,9 @@ from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor, nn
 
 from gem_core.data.batch import Batch, Jagged
-from gem_core.errors import ConfigError, nearest
+from gem_core.model.events import check_event_types
 from gem_core.model.features import FeatureConfig, FeatureTokens, Tokens, mean_history, newest, truncate
-from gem_core.model.heads import Heads
+from gem_core.model.heads import HeadConfig, Heads, check_hidden
 from gem_core.model.layers import ByName, TokenMap, linear_macs
 from gem_core.model.match import MatchCounts
 from gem_core.model.tower import Tower, TowerConfig
@@ -68,6 +68,7 @@ class KunlunConfig(ComponentConfig):
     objective_tokens: bool = True
     head_hidden: tuple[int, ...] = (64,)
     head_dropout: float = Field(0.0, ge=0, lt=1)
+    head: HeadConfig = HeadConfig()
 
     @model_validator(mode="after")
     def _towers_are_valid(self) -> KunlunConfig:
@@ -133,11 +134,7 @@ class Kunlun(nn.Module):
     def __init__(self, config: KunlunConfig, *, schema: Schema, embedding: Embedding) -> None:
         super().__init__()
         self.config = config
-        for option in ("towers", "history"):
-            for event in getattr(config, option):
-                if event not in schema.events:
-                    hint = nearest(event, schema.events)
-                    raise ConfigError(f'model.{option}: no event type "{event}" in the schema{hint}')
+        check_event_types(schema, towers=config.towers, history=config.history)
         towers = {e: t for e in schema.events if (t := config.tower_of(e)) is not None}
         used = [e for e in schema.events if e in towers or e in config.history]
         keys = [f"{e}.{n}" for e in used for n, f in schema.events[e].fields.items() if f.kind == "sparse"]
@@ -185,7 +182,9 @@ class Kunlun(nn.Module):
             tokens = layers[-1].interaction.tokens_out
         self.layers = nn.ModuleList(layers)
         self.norm = nn.LayerNorm(config.dim) if config.wukong.norm else nn.Identity()
-        self.heads = Heads(schema, (tokens + summary) * config.dim, config.head_hidden, config.head_dropout)
+        self.heads = Heads(
+            schema, (tokens + summary) * config.dim, config.head_hidden, config.head_dropout, config.head
+        )
         self.hidden_names = (
             *(f"layer.{i}.x" for i in range(config.layers)),
             *(f"{e}.layer.{i}.h" for e in towers for i in range(config.layers)),
@@ -198,9 +197,7 @@ class Kunlun(nn.Module):
 
     def forward(self, batch: Batch, hidden: Sequence[str] = ()) -> Output:
         """Raises ConfigError for a hidden layer that the model does not have."""
-        for name in hidden:
-            if name not in self.hidden_names:
-                raise ConfigError(f'model kunlun has no hidden layer "{name}"{nearest(name, self.hidden_names)}')
+        check_hidden("kunlun", hidden, self.hidden_names)
         kept: dict[str, Tensor] = {}
         towers = self._towers()
         events = {event: truncate(batch.events[event], limit) for event, limit in self.limits.items()}

@@ -30,6 +30,13 @@ class Sequence:
         """The same events with other vectors."""
         return Sequence(values, self.offsets, self.max_length, self.gaps, self.positions)
 
+    def gather(self, index: Tensor) -> Sequence:
+        """Whole sequences by index (B,), repeats allowed: each row's own copy of its request's events."""
+        values, offsets = ops.gather_segments(self.values, self.offsets, index)
+        gaps, _ = ops.gather_segments(self.gaps, self.offsets, index)
+        positions, _ = ops.gather_segments(self.positions, self.offsets, index)
+        return Sequence(values, offsets, self.max_length, gaps, positions)
+
 
 class Rote(nn.Module):
     """Rotary temporal embedding: angle of pair i = position * theta_i + log(1 + gap / 1 hour) * phi_i, phi learned."""

@@ -14,9 +14,9 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from gem_core import ops
 from gem_core.data.batch import Batch, Jagged
-from gem_core.model.layers import MLP, TokenMap, linear_macs, rms_unit
+from gem_core.model.events import EventTokens
+from gem_core.model.layers import TokenMap, rms_unit
 from gem_core.model.pooling import HierarchicalSeedPooling, Sequence
 from gem_core.model.sequence import Attention, GdpaFeedForward, SequenceAttention
 from gem_core.protocols import ComponentConfig
@@ -61,38 +61,6 @@ class TowerConfig(ComponentConfig):
         return self
 
 
-class EventTokens(nn.Module):
-    """Fields of each event, concatenated with its age, through an MLP: (sum T, E)."""
-
-    waves: Tensor
-
-    def __init__(self, schema: Schema, event: str, config: TowerConfig, widths: Mapping[str, int]) -> None:
-        super().__init__()
-        self.event = event
-        fields = schema.events[event].fields
-        self.sparse = [f"{event}.{n}" for n, f in fields.items() if f.kind == "sparse" and f"{event}.{n}" in widths]
-        self.dense = [n for n, f in fields.items() if f.kind == "dense"]
-        # Log of age in days runs from about -11 (a second) to 7 (three years).
-        self.register_buffer("waves", torch.pi * 2.0 ** -torch.arange(config.time_waves), persistent=False)
-        inputs = sum(widths[k] for k in self.sparse) + 2 * len(self.dense) + 1 + 2 * config.time_waves
-        self.mlp = MLP([inputs, config.width, config.width])
-
-    def forward(self, fields: Mapping[str, Jagged], gaps: Tensor, looked: Mapping[str, Tensor]) -> Tensor:
-        age = (gaps.to(torch.float32) / 86400).add(1e-4).log().unsqueeze(1)
-        angle = age * self.waves
-        parts = [looked[key] for key in self.sparse] + [age / 4, angle.sin(), angle.cos()]
-        for name in self.dense:
-            x = fields[name].values.to(torch.float32).unsqueeze(1)
-            missing = x.isnan()
-            parts += [torch.where(missing, 0.0, x), missing.to(x.dtype)]
-        out: Tensor = self.mlp(torch.cat(parts, 1))
-        return out
-
-    def macs(self) -> int:
-        """Multiply-adds per event."""
-        return linear_macs(self)
-
-
 @dataclass
 class TowerState:
     """What a tower carries from layer to layer: its sequence and its last summary (B or Q, tokens, D)."""
@@ -130,7 +98,7 @@ class Tower(nn.Module):
         self.limit = min(config.max_events or schema.events[event].max_length, schema.events[event].max_length)
         self.layers = min(config.layers or trunk_layers, trunk_layers)
         self.tokens_out = config.summary_tokens + config.target_queries
-        self.embed = EventTokens(schema, event, config, widths)
+        self.embed = EventTokens(schema, event, config.width, config.time_waves, widths)
         self.pool = nn.ModuleDict()
         self.ffn = nn.ModuleDict()
         self.attention = nn.ModuleDict()
@@ -162,18 +130,10 @@ class Tower(nn.Module):
         self, batch: Batch, fields: Mapping[str, Jagged], looked: Mapping[str, Tensor], row_tokens: Tensor, full: bool
     ) -> TowerState:
         """Embed the events (already truncated to `limit`); under `full` conditioning each row gets its own copy."""
-        time = fields["time"]
-        n = time.values.shape[0]
-        gaps = (batch.request_time[ops.segment_ids(time.offsets, n)] - time.values).clamp(min=0)
-        positions = ops.positions(time.offsets, n)
-        sequence = Sequence(self.embed(fields, gaps, looked), time.offsets, self.limit, gaps, positions)
+        sequence = self.embed.sequence(batch, fields, looked, self.limit)
         sequence_of_row: Tensor | None = batch.request
         if full:
-            values, offsets = ops.gather_segments(sequence.values, sequence.offsets, batch.request)
-            gaps, _ = ops.gather_segments(gaps, sequence.offsets, batch.request)
-            positions, _ = ops.gather_segments(positions, sequence.offsets, batch.request)
-            sequence = Sequence(values, offsets, self.limit, gaps, positions)
-            sequence_of_row = None
+            sequence, sequence_of_row = sequence.gather(batch.request), None
         queries = None
         if self.target is not None and self.target_in is not None:
             queries = self.target_in(rms_unit(self.target(row_tokens)))

@@ -24,6 +24,9 @@ def gem_register_model(register: Register) -> None:
     register("kunlun", "gem_core.model.kunlun:Kunlun")
     register("din", "gem_core.model.din:DIN")
     register("dcnv2", "gem_core.model.dcnv2:DCNv2")
+    register("interformer", "gem_core.model.interformer:InterFormer")
+    register("wukong", "gem_core.model.wukong_model:Wukong")
+    register("hstu", "gem_core.model.hstu:HSTU")
 
 
 @hookimpl
@@ -67,6 +70,8 @@ def gem_register_batcher(register: Register) -> None:
 @hookimpl
 def gem_register_loss(register: Register) -> None:
     register("bce", "gem_core.train.loss:BinaryCrossEntropy")
+    register("focal", "gem_core.train.loss:FocalLoss")
+    register("pairwise", "gem_core.train.loss:PairwiseLoss")
 
 
 @hookimpl

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gem_core import ops
 from gem_core.data.batch import Batch
@@ -18,6 +18,7 @@ from gem_core.plugins import Registry, default_registry
 from gem_core.protocols import Batcher, Embedding, Loss, Metric, Precision, Reader, Strategy
 from gem_core.recipe import Recipe, _Component, check_overridden, parse
 from gem_core.schema import Schema
+from gem_core.train.calibration import Calibrator
 from gem_core.train.checkpoint import Checkpoint, find
 from gem_core.train.precision import apply
 
@@ -40,6 +41,7 @@ class Parts:
     model: nn.Module
     module: nn.Module
     loss: Loss
+    calibrator: Calibrator | None
     task_weights: dict[str, float]
 
     def batches(self, split: str, state: Mapping[str, Any] | None = None) -> Stream:
@@ -72,6 +74,14 @@ class Parts:
         """Copy the dense parameters and the tables of a checkpoint in."""
         self.strategy.load(checkpoint.part("model"))
         self.embedding.load(checkpoint.part("embedding"))
+        if self.calibrator is not None:
+            self.calibrator.load(checkpoint.part("calibration"))
+
+    def predict(self, batch: Batch) -> dict[str, Tensor]:
+        """Logits per head as evaluations and predictions use them: calibrated, where the recipe asks for it."""
+        with self.precision.autocast(self.strategy.device):
+            logits: dict[str, Tensor] = self.module(batch).logits
+        return logits if self.calibrator is None else self.calibrator(logits, batch.surface)
 
 
 def create(registry: Registry, kind: str, component: _Component, where: str, **context: Any) -> Any:
@@ -113,6 +123,7 @@ def build(recipe: Recipe, registry: Registry, schema: Schema | None = None) -> P
         model=model,
         module=module,
         loss=loss,
+        calibrator=None if recipe.calibration is None else Calibrator(recipe.calibration, fitted),
         task_weights=_task_weights(recipe, fitted),
     )
 

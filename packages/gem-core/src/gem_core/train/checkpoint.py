@@ -1,7 +1,7 @@
 """Checkpoints: one folder each, complete or not there at all.
 
     <run>/checkpoints/step-00000123/
-        model.pt embedding.pt optimizer.pt trainer.pt   tensors and plain values; loading runs no code (weights_only)
+        model.pt embedding.pt optimizer.pt trainer.pt calibration.pt   tensors and plain values; loading runs no code
         recipe.yaml schema.json                          resolved recipe, fitted schema
         manifest.json                                    versions, step, size and SHA-256 of every file
 
@@ -28,7 +28,7 @@ from gem_core.recipe import Recipe, load
 from gem_core.schema import Schema
 
 MANIFEST = "manifest.json"
-PARTS = ("model", "embedding", "optimizer", "trainer")
+PARTS = ("model", "embedding", "optimizer", "trainer", "calibration")
 MAY_DIFFER = ("name", "output", "trainer", "trackers", "callbacks")
 """Sections of a recipe that may change between the runs that share a checkpoint."""
 

@@ -1,10 +1,11 @@
-"""One evaluation pass over a split."""
+"""One evaluation pass over a split: its metrics, or what calibrates the model."""
 
 from __future__ import annotations
 
 from contextlib import closing
 
 import torch
+from torch import Tensor
 
 from gem_core.train.build import Parts
 
@@ -22,10 +23,9 @@ def measure(parts: Parts, split: str) -> dict[str, float]:
     parts.module.eval()
     with closing(parts.batches(split)) as batches:
         for batch, _ in batches:
-            with parts.precision.autocast(parts.strategy.device):
-                output = parts.module(batch)
+            logits = parts.predict(batch)
             for metric in metrics:
-                metric.update(output.logits, batch)
+                metric.update(logits, batch)
     parts.module.train(training)
     out: dict[str, float] = {}
     for metric in metrics:
@@ -33,3 +33,27 @@ def measure(parts: Parts, split: str) -> dict[str, float]:
         metric.merge([s for rank, s in enumerate(states) if rank != parts.strategy.rank])
         out |= metric.compute()
     return out if any(out.values()) else {}
+
+
+@torch.no_grad()
+def calibrate(parts: Parts) -> None:
+    """Fit the calibration, where the recipe has one, to the validation split as the model sees it now."""
+    calibrator = parts.calibrator
+    if calibrator is None:
+        return
+    calibrator.load({})  # the pass below is to give the model's own logits
+    training = parts.module.training
+    parts.module.eval()
+    rows: dict[str, list[Tensor]] = {task: [] for task in calibrator.tasks}
+    with closing(parts.batches("validation")) as batches:
+        for batch, _ in batches:
+            logits = parts.predict(batch)
+            for task, found in rows.items():
+                weight = batch.masks[task] * batch.weights[task]
+                label = torch.where(weight > 0, batch.labels[task], 0.0)  # a masked label may be NaN
+                found.append(torch.stack([x.double() for x in (logits[task], label, weight, batch.surface)]))
+    parts.module.train(training)
+    for task, found in rows.items():
+        ranks = parts.strategy.gather(torch.cat(found, 1).cpu() if found else torch.zeros(4, 0))
+        logit, label, weight, surface = torch.cat(ranks, 1)
+        calibrator.fit(task, logit, label, weight, surface)

@@ -76,8 +76,7 @@ def predict(
     tables: list[pa.Table] = []
     with _writer(output, schema) as write, closing(_batches(parts, split, first, in_order)) as batches:
         for batch, named in batches:
-            with parts.precision.autocast(parts.strategy.device):
-                logits = parts.module(batch).logits
+            logits = parts.predict(batch)
             scores = (logits[task].float().sigmoid().cpu().numpy() for task in parts.schema.objectives)
             tables.append(pa.table([*named, *map(pa.array, scores)], schema=schema))
             written, waiting = written + batch.rows, waiting + batch.rows

@@ -30,7 +30,7 @@ from gem_core.train.checkpoint import Checkpoint
 from gem_core.train.flops import measure_peak
 from gem_core.train.folder import locked, write_whole
 from gem_core.train.interrupt import Interrupt
-from gem_core.train.measure import measure
+from gem_core.train.measure import calibrate, measure
 from gem_core.train.memory import enough_memory
 from gem_core.train.meter import Meter
 from gem_core.train.optimizer import DenseOptimizer, lr_factor
@@ -114,6 +114,8 @@ class Trainer:
 
     def _check_splits(self) -> None:
         """Read what will be evaluated now: a fault in it is not to wait until the model is trained. Not what is streamed."""
+        if self.parts.calibrator is not None and "validation" not in self.parts.reader.splits():
+            raise ConfigError("calibration: it is fitted on the validation split, which the reader does not have")
         prepare = getattr(self.parts.reader, "prepare", None)
         if prepare is not None:
             for split in self.parts.reader.splits():
@@ -299,6 +301,7 @@ class Trainer:
         """
         self.log()
         with self.meter.paused():
+            calibrate(self.parts)
             metrics = self._measure("validation")
         step = self.state.evaluated = self.state.step
         better = self._compare(metrics)
@@ -345,6 +348,7 @@ class Trainer:
         trainer = {"state": json.dumps(asdict(self.state)), "ranks": self.strategy.gather(own)}
         parts: dict[str, dict[str, Any]] = {"model": self.strategy.state(), "embedding": self.parts.embedding.state()}
         parts |= {"optimizer": self.optimizer.state(), "trainer": trainer}
+        parts["calibration"] = {} if self.parts.calibrator is None else self.parts.calibrator.state()
         if self.strategy.rank == 0:
             with self.meter.paused():
                 best = self.state.best_step

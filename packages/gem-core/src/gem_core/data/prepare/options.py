@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from gem_core.data.readers.base import Paths, seconds
+from gem_core.data.readers.base import seconds
+from gem_core.data.readers.files import Paths
 from gem_core.errors import ConfigError
 from gem_core.schema import DenseFeature, EventField, EventType, Objective, Schema, SparseFeature, names_to_options
 from gem_core.validation import explain, read_yaml
