@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from gem_core.data.columns import Column, Floats, Source, column
+from gem_core.data.columns import Column, Source, column
 from gem_core.data.rows import Dense
 from gem_core.errors import DataError, nearest
 from gem_core.schema import DenseFeature, EventField, Schema, SparseFeature, VectorFeature

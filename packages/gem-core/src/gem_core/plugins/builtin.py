@@ -98,7 +98,9 @@ def gem_register_command(register: Register) -> None:
     register("predict", "gem_core.cli.predict:predict", "Score the rows of a file with a run.")
     register("plugins", "gem_core.cli.plugins:plugins", "List what is installed: kinds, names, owners, broken plugins.")
     register("doctor", "gem_core.cli.doctor:doctor", "Check this machine and the installed versions.")
-    register("data generate", "gem_core.cli.generate:generate", "Write a generated ads log whose best possible NE is known.")
+    register(
+        "data generate", "gem_core.cli.generate:generate", "Write a generated ads log whose best possible NE is known."
+    )
     register("data check", "gem_core.cli.data:check", "Profile a log and look for leaks of the label and the future.")
     register("data prepare", "gem_core.cli.prepare:prepare", "Make impressions, labels and histories from a raw log.")
     register("data profile", "gem_core.cli.data:profile", "Count what is in a log, and what is wrong with it.")

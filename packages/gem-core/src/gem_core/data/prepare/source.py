@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 
 from gem_core.data.columns import Bools, Column, Source, column
 from gem_core.data.prepare.options import Options
-from gem_core.data.readers.files import expand
 from gem_core.data.readers.csv import csv_pieces, first_misfit, line_of
+from gem_core.data.readers.files import expand
 from gem_core.data.readers.parquet import parquet_tables
 from gem_core.data.readers.text import Texts
 from gem_core.data.values import Role
