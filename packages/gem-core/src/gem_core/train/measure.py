@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
 
 import torch
 
+from gem_core.protocols import Metric
 from gem_core.train.build import Parts
 
 
@@ -27,9 +29,14 @@ def measure(parts: Parts, split: str) -> dict[str, float]:
             for metric in metrics:
                 metric.update(output.logits, batch)
     parts.module.train(training)
-    out: dict[str, float] = {}
-    for metric in metrics:
-        states = parts.strategy.gather(metric.state())
-        metric.merge([s for rank, s in enumerate(states) if rank != parts.strategy.rank])
-        out |= metric.compute()
+    out = merged(parts, metrics, exact=True)
     return out if any(out.values()) else {}
+
+
+def merged(parts: Parts, metrics: Sequence[Metric], exact: bool) -> dict[str, float]:
+    """The metrics of all ranks together: added up in rank order, so that each rank computes the same bits."""
+    out: dict[str, float] = {}
+    for metric, whole in zip(metrics, parts.metrics(exact), strict=True):
+        whole.merge(parts.strategy.gather(metric.state()))
+        out |= whole.compute()
+    return out
