@@ -143,7 +143,9 @@ def test_ranks_repeat_themselves_to_the_bit_and_only_the_first_writes(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("a", "b"):
-        run_ranks(3, tmp_path / f"out-{name}", lambda _, n=name: run(chosen(tmp_path / n, trackers=["jsonl", "console"])))
+        run_ranks(
+            3, tmp_path / f"out-{name}", lambda _, n=name: run(chosen(tmp_path / n, trackers=["jsonl", "console"]))
+        )
     assert (tmp_path / "a/metrics.jsonl").read_bytes() == (tmp_path / "b/metrics.jsonl").read_bytes()
     one, two = (complete(tmp_path / name)[-1] for name in ("a", "b"))
     for part in ("model", "embedding"):

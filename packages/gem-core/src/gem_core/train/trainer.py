@@ -121,12 +121,13 @@ class Trainer:
             self.note("run", description(self.parts, self.state.step, self.total_steps, peak))
             for text in getattr(self.parts.model, "notes", ()):
                 self.note("model", text)
+            follower = None if self.recipe.follow is None else Follower(self, self.recipe.follow)
             try:
                 for callback in self.callbacks:
                     callback.on_start(self)
                 status = self._epochs()
-                if self.recipe.follow is not None and status == "finished" and not self.done():
-                    status = Follower(self, self.recipe.follow).run()
+                if follower is not None and status == "finished" and not self.done():
+                    status = follower.run()
             except StopTraining:
                 status = "stopped"
             return self._finish(status)

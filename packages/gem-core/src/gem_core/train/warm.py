@@ -83,8 +83,8 @@ def _tables(parts: Parts, theirs: dict[str, Tensor], old: Schema, report: WarmSt
     for name in sorted({n.removeprefix("tables.").rpartition(".")[0] for n in (*own, *theirs)}):
         weight, moment = f"tables.{name}.weight", f"tables.{name}.moment"
         if weight not in own or weight not in theirs:
-            rows = len(own.get(weight, ())), len(theirs.get(weight, ()))
-            report.tables[name] = TableRows(0, *rows, "no such table " + ("here" if weight in theirs else "there"))
+            new, gone = len(own.get(weight, ())), len(theirs.get(weight, ()))
+            report.tables[name] = TableRows(0, new, gone, "no such table " + ("here" if weight in theirs else "there"))
             continue
         (rows, dim), (old_rows, old_dim) = own[weight].shape, theirs[weight].shape
         if dim != old_dim:
