@@ -117,7 +117,7 @@ def test_without_a_compiler_or_when_it_fails(tmp_path: Path, monkeypatch: pytest
 
     with pytest.raises(GemError, match=r"cannot be compiled \(no such op\); set trainer\.compile=false"), compiling():
         raise Failed("\nno such op\nmore")
-    with pytest.raises(ValueError, match="^mine$"), compiling():
+    with pytest.raises(ValueError, match=r"^mine$"), compiling():
         raise ValueError("mine")
 
 

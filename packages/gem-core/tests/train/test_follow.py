@@ -244,5 +244,5 @@ def test_a_command_that_fails_is_noted_and_training_goes_on(tmp_path: Path, comm
 
 
 def test_publish_refuses_unknown_placeholders() -> None:
-    with pytest.raises(ValidationError, match="no placeholders but {checkpoint}"):
+    with pytest.raises(ValidationError, match=r"no placeholders but \{checkpoint\}"):
         Publish.Config(command="gem export {chekpoint}")
