@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -26,9 +27,15 @@ class DataError(GemError, ValueError):
     """A file, column or value is not what the schema declares (exit code 1)."""
 
 
+def main_process() -> bool:
+    """Whether this process speaks for the run (rank 0 under torchrun)."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def warn(message: str) -> None:
-    """Say on stderr what is no error but hardly meant; the logger "gem_core" carries it."""
-    logging.getLogger("gem_core").warning("warning: %s", message)
+    """Say on stderr what is no error but hardly meant; the logger "gem_core" carries it. Of many processes the first."""
+    if main_process():
+        logging.getLogger("gem_core").warning("warning: %s", message)
 
 
 def looked_for(path: Path) -> str:

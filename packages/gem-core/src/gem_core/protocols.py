@@ -114,7 +114,11 @@ class Table:
 
 
 class Embedding(Protocol):
-    """Sole owner of the sparse side: tables, their optimiser, their sharding. `Embedding(config, seed=int)`."""
+    """Sole owner of the sparse side: tables, their optimiser, their sharding. `Embedding(config, seed=int)`.
+
+    One that keeps whole copies of its tables on several ranks has a method `replicate(exchange)` (see
+    `gem_core.train.embedding.Exchange`), by which a strategy lets it exchange gradients.
+    """
 
     Config: ClassVar[type[ComponentConfig]]
 
@@ -211,7 +215,8 @@ class Strategy(Protocol):
         ...
 
     def clip(self, max_norm: float) -> Tensor:
-        """Scale the dense gradients to the global norm; returns the norm before. Tables are outside of it."""
+        """The step's gradients of all ranks, scaled to the global norm; returns the norm before. Called once a step, after
+        every `backward` of it, also on a rank that had no batch. Tables are outside of the norm."""
         ...
 
     def agree_done(self, done: bool) -> bool:
@@ -228,6 +233,10 @@ class Strategy(Protocol):
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Inverse of `state`."""
+        ...
+
+    def close(self) -> None:
+        """Leave the other ranks; nothing is called after it."""
         ...
 
 
@@ -311,7 +320,8 @@ class Tracker(Protocol):
     """Where scalars, texts and figures go; only rank 0 has trackers. `Tracker(config, folder=Path, resume=int)`.
 
     `resume`: step of the checkpoint that the run goes on from, 0 for a new run. Kinds of scalars: "train" (what a seed
-    fixes), "speed" (what the machine adds, for the same step), "validation", "test".
+    fixes), "speed" (what the machine adds, for the same step), "validation", "test", "progressive"
+    (a window of `follow` before it is trained on).
     """
 
     Config: ClassVar[type[ComponentConfig]]
@@ -338,6 +348,9 @@ class Callback:
 
     def on_evaluate(self, trainer: Any, step: int, metrics: Mapping[str, float]) -> None:
         """After an evaluation on the validation split."""
+
+    def on_window(self, trainer: Any, name: str, metrics: Mapping[str, float]) -> None:
+        """After a file of `follow` was trained on; `metrics` are those before it was (progressive validation)."""
 
     def on_end(self, trainer: Any) -> None:
         """After the last step, before trackers close."""

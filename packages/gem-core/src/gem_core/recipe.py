@@ -9,7 +9,7 @@ from __future__ import annotations
 import runpy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -110,12 +110,30 @@ class Trainer(_Section):
     log_every: int = Field(20, ge=1)
     evaluate_every: int | None = Field(None, ge=1, description="steps; None: at the end of each epoch")
     checkpoint_every: int | None = Field(None, ge=1, description="steps; None: at each evaluation")
-    keep_checkpoints: int = Field(2, ge=1)
+    keep_checkpoints: int = Field(2, ge=1, description="the newest; the best one is kept beside them")
+    async_checkpoints: bool = Field(True, description="copy the state and write it while training goes on")
     early_stop: EarlyStop | None = None
     nan_policy: Literal["stop", "skip"] = "stop"
     max_skipped: int = Field(10, ge=0)
     explode_factor: float | None = Field(None, gt=1, description="a loss this many times its running mean is a fault")
     deterministic: bool = False
+    compile: bool = Field(False, description="compile the model by torch.compile")
+    warm_start: str | None = Field(
+        None,
+        description="run or checkpoint that a new run takes table rows (by id) and dense parameters (by name) from",
+    )
+
+
+class Follow(_Section):
+    """After its epochs, a run goes on with files that arrive in `folder`: each is a window of the log, in order of name,
+    evaluated (progressive validation) and then trained on once. Put a file there by renaming it. The run ends `idle_s`
+    seconds after the last window (None: never), or when there is a file called as `stop_file` says."""
+
+    folder: str
+    pattern: str = Field("*.parquet", min_length=1)
+    poll_s: float = Field(10.0, gt=0, description="seconds between looks")
+    idle_s: float | None = Field(None, ge=0)
+    stop_file: str = "STOP"
 
 
 class Calibration(_Section):
@@ -152,6 +170,7 @@ class Recipe(_Section):
     metrics: list[Component] = [_Component(name="ranking")]
     calibration: Calibration | None = None
     trainer: Trainer = Trainer()
+    follow: Follow | None = None
     parallel: Parallel = Parallel()
     trackers: list[Component] = [_Component(name="console"), _Component(name="jsonl")]
     callbacks: list[Component] = []
@@ -164,6 +183,12 @@ class Recipe(_Section):
         except (KeyError, IndexError, ValueError, AttributeError) as error:
             raise ValueError(f"expected no placeholders but {{name}} and {{seed}}, found {value!r}") from error
         return value
+
+    @model_validator(mode="after")
+    def _nothing_to_wait_for(self) -> Self:
+        if self.follow is not None and self.trainer.early_stop is not None:
+            raise ValueError("follow: give trainer.early_stop up; it would end a run that is to go on")
+        return self
 
     @property
     def folder(self) -> Path:

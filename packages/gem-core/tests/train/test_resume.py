@@ -105,7 +105,7 @@ def test_after_kill_9(whole: Path, tmp_path: Path, step: int) -> None:
     here = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], env=here, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (-signal.SIGKILL, "")
-    assert complete(tmp_path)[-1].step == 10
+    assert complete(tmp_path)[-1].step in (8, 10), "that of step 10 may still have been on its way to the disk"
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "train", "st')  # the kill may come in the middle of a line
     (tmp_path / "checkpoints" / ".step-00000013").mkdir()

@@ -20,7 +20,7 @@ import click
 
 from gem_core import __version__
 from gem_core.cli import INTERRUPTED
-from gem_core.errors import GemError
+from gem_core.errors import GemError, main_process
 from gem_core.plugins import Entry, default_registry
 
 TERMINATED = 128 + signal.SIGTERM
@@ -136,7 +136,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     def fail(message: str, code: int) -> int:
         if debug:
             traceback.print_exc()
-        click.echo(f"error: {message}", err=True)
+        who = "" if main_process() else f" (rank {os.environ['RANK']})"
+        click.echo(f"error{who}: {message}", err=True)
         return code
 
     try:

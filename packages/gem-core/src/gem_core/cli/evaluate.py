@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from gem_core.cli.output import main_process, metrics_table, results
+from gem_core.cli.output import metrics_table, results
+from gem_core.errors import main_process
 
 
 @click.command(short_help="Evaluate a run or a checkpoint on a split.")

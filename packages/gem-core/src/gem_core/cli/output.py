@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
@@ -11,11 +10,6 @@ from dataclasses import asdict, is_dataclass
 from typing import Any
 
 import click
-
-
-def main_process() -> bool:
-    """Whether this process is the one that prints (rank 0 under torchrun)."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 @contextmanager

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from gem_core.cli.output import main_process, metrics_table, results
+from gem_core.cli.output import metrics_table, results
+from gem_core.errors import main_process
 
 if TYPE_CHECKING:
     from gem_core.train import Result

@@ -60,6 +60,7 @@ def gem_register_embedding(register: Register) -> None:
 @hookimpl
 def gem_register_strategy(register: Register) -> None:
     register("single", "gem_core.train.strategy:SingleProcess")
+    register("ddp", "gem_core.train.ddp:DataParallel")
 
 
 @hookimpl
@@ -89,11 +90,13 @@ def gem_register_tracker(register: Register) -> None:
 @hookimpl
 def gem_register_callback(register: Register) -> None:
     register("profiler", "gem_core.train.callbacks:Profiler")
+    register("publish", "gem_core.train.publish:Publish")
 
 
 @hookimpl
 def gem_register_command(register: Register) -> None:
     register("train", "gem_core.cli.train:train", "Train a model from a recipe.")
+    register("sweep", "gem_core.cli.sweep:sweep", "Search a recipe's options; chosen on the validation split.")
     register("eval", "gem_core.cli.evaluate:evaluate", "Evaluate a run or a checkpoint on a split.")
     register("predict", "gem_core.cli.predict:predict", "Score the rows of a file with a run.")
     register("plugins", "gem_core.cli.plugins:plugins", "List what is installed: kinds, names, owners, broken plugins.")

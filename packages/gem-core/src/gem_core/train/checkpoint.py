@@ -22,14 +22,14 @@ from typing import Any
 import torch
 
 from gem_core import __version__
-from gem_core.errors import ConfigError, DataError, GemError, looked_for
+from gem_core.errors import ConfigError, DataError, GemError, looked_for, warn
 from gem_core.plugins import CONTRACT_VERSION
 from gem_core.recipe import Recipe, load
 from gem_core.schema import Schema
 
 MANIFEST = "manifest.json"
 PARTS = ("model", "embedding", "optimizer", "trainer", "calibration")
-MAY_DIFFER = ("name", "output", "trainer", "trackers", "callbacks")
+MAY_DIFFER = ("name", "output", "trainer", "follow", "trackers", "callbacks")
 """Sections of a recipe that may change between the runs that share a checkpoint."""
 
 
@@ -71,10 +71,21 @@ class Checkpoint:
             raise DataError(f"checkpoint {self.path}: {MANIFEST} is unreadable: use another checkpoint") from error
         return out
 
+    def check_sizes(self) -> None:
+        """Raises DataError for a file that is missing or has another size; reads none of them."""
+        for name in {*self.manifest()["files"], *(f"{part}.pt" for part in PARTS), "recipe.yaml", "schema.json"}:
+            self._sized(name)
+
     def _verify(self, name: str) -> Path:
+        file, expected = self._sized(name)
+        if _digest(file) != expected["sha256"]:
+            raise DataError(f"checkpoint {self.path}: {name} was altered (its SHA-256 differs): use another checkpoint")
+        return file
+
+    def _sized(self, name: str) -> tuple[Path, dict[str, Any]]:
         file = self.path / name
         try:
-            expected = self.manifest()["files"][name]
+            expected: dict[str, Any] = self.manifest()["files"][name]
             size = file.stat().st_size
         except (OSError, KeyError) as error:
             raise DataError(f"checkpoint {self.path}: {name} is missing: use another checkpoint") from error
@@ -83,9 +94,7 @@ class Checkpoint:
                 f"checkpoint {self.path}: {name} has {size} bytes, expected {expected['bytes']}: "
                 "the copy is incomplete; copy it again or use another checkpoint"
             )
-        if _digest(file) != expected["sha256"]:
-            raise DataError(f"checkpoint {self.path}: {name} was altered (its SHA-256 differs): use another checkpoint")
-        return file
+        return file, expected
 
 
 def _digest(file: Path) -> str:
@@ -102,7 +111,8 @@ def _flush(path: Path) -> None:
         os.close(handle)
 
 
-def _step_folder(run: Path, step: int) -> Path:
+def step_folder(run: Path, step: int) -> Path:
+    """Where a run's checkpoint of a step is."""
     return run / "checkpoints" / f"step-{step:08d}"
 
 
@@ -113,13 +123,16 @@ def save(
     recipe: Recipe,
     schema: Schema,
     best_step: int | None = None,
+    keep: int | None = None,
 ) -> Checkpoint:
     """Write a checkpoint; it appears whole or not at all. An earlier one of the same step is replaced.
+
+    Then all but the newest `keep` and the best one are deleted (None: none are).
 
     Raises:
         GemError: the disk is full, or the folder cannot be written.
     """
-    target = _step_folder(run, step)
+    target = step_folder(run, step)
     hidden = target.with_name(f".{target.name}")
     try:
         shutil.rmtree(hidden, ignore_errors=True)  # left by a run that was killed while it wrote
@@ -138,6 +151,8 @@ def save(
             f"({str(error).splitlines()[0]}); earlier checkpoints are whole: make room, and the same command goes on"
         ) from error
     shutil.rmtree(aside, ignore_errors=True)
+    if keep is not None:
+        retain(run, keep, best_step)
     return Checkpoint(target)
 
 
@@ -176,6 +191,28 @@ def complete(run: Path) -> list[Checkpoint]:
         else:
             old.rename(target)
     return [Checkpoint(f.parent) for f in sorted(run.glob(f"checkpoints/step-*/{MANIFEST}"))]
+
+
+def newest(run: Path) -> Checkpoint | None:
+    """The newest of a run's checkpoints whose files are all there in full length; a damaged one is passed over, with a
+    warning.
+
+    Raises:
+        DataError: there are some, and each is damaged.
+    """
+    damaged: list[DataError] = []
+    for checkpoint in reversed(complete(run)):
+        try:
+            checkpoint.check_sizes()
+        except DataError as error:
+            damaged.append(error)
+            continue
+        for fault in damaged:
+            warn(f"{fault}; going on from the older {checkpoint.path.name}")
+        return checkpoint
+    if damaged:
+        raise DataError(f"{damaged[0]}; no older one is whole: start over with resume=never")
+    return None
 
 
 def retain(run: Path, keep: int, best: int | None) -> None:

@@ -7,7 +7,7 @@ over all lookups since the last step and moves each touched row once, so accumul
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,11 +24,15 @@ BITMAP_UP_TO = 32.0
 """Up to this many rows per gathered id distinct ids are found by a bitmap over the table, above it by sorting."""
 
 
-class _Pending(NamedTuple):
-    """Gradient of one lookup: row `ids[i]` of the table gets `grad[i]`."""
+class RowGradient(NamedTuple):
+    """Row `ids[i]` of a table gets the gradient `grad[i]`: (n,) int64, (n, dim)."""
 
     ids: Tensor
     grad: Tensor
+
+
+Exchange = Callable[[Sequence[RowGradient]], list[list[RowGradient]]]
+"""From the gradients of this rank, one per table, to those of every rank, per table in rank order."""
 
 
 class _Slot:
@@ -38,7 +42,7 @@ class _Slot:
         self.table = table
         self.weight = weight
         self.moment = moment
-        self.pending: list[_Pending] = []
+        self.pending: list[RowGradient] = []
 
 
 class _Gather(torch.autograd.Function):
@@ -60,9 +64,9 @@ class _Gather(torch.autograd.Function):
                 if ctx.slot.table.pooling == "mean":
                     grad = grad / lengths.clamp(min=1).unsqueeze(1)
                 grad = grad.repeat_interleave(lengths, dim=0, output_size=values.numel())
-                ctx.slot.pending.append(_Pending(values, grad))
+                ctx.slot.pending.append(RowGradient(values, grad))
             else:
-                ctx.slot.pending.append(_Pending(ids, grad))
+                ctx.slot.pending.append(RowGradient(ids, grad))
         return (None, None, *(None for _ in ctx.ids))
 
 
@@ -109,6 +113,7 @@ class TorchEmbedding:
         self._slots: dict[str, _Slot] = {}
         self._slot_of: dict[str, _Slot] = {}
         self._anchor = torch.zeros((), requires_grad=True)
+        self._exchange: Exchange | None = None
 
     def setup(self, tables: Sequence[Table], mesh: Any = None, plan: Any = None) -> None:
         """Allocate the tables on torch's default device; contents depend on the seed and the table's name alone.
@@ -136,6 +141,10 @@ class TorchEmbedding:
         weight = torch.empty(table.rows, table.dim, device="cpu").normal_(0.0, std, generator=generator)
         device = torch.get_default_device()
         return weight.to(device), torch.full((table.rows,), self.config.initial_moment, device=device)
+
+    def replicate(self, exchange: Exchange) -> None:
+        """Keep equal copies of the tables on several ranks: each `step` applies the gradients of all of them."""
+        self._exchange = exchange
 
     @property
     def tables(self) -> list[Table]:
@@ -167,6 +176,11 @@ class TorchEmbedding:
     @torch.no_grad()
     def step(self, lr: float) -> None:
         """Apply the gradients of all lookups since the last step, then forget them."""
+        if self._exchange is not None and self._slots:
+            # A rank's rows are distinct, and ranks are added in order: no sum depends on the order of threads.
+            slots = list(self._slots.values())
+            for slot, ranks in zip(slots, self._exchange([_own(slot) for slot in slots]), strict=True):
+                slot.pending = [rank for rank in ranks if rank.ids.numel()]
         for slot in self._slots.values():
             if slot.pending:
                 self._update(slot, lr)
@@ -181,9 +195,7 @@ class TorchEmbedding:
         else:
             touched, places = _distinct(ids, rows)
             count = touched.numel()
-        grad = slot.weight.new_zeros(count, slot.table.dim)
-        for part, pending in zip(places.split(sizes), slot.pending, strict=True):
-            grad.index_add_(0, part, pending.grad)
+        grad = _summed(slot, sizes, places, count)
         square = torch.linalg.vector_norm(grad, dim=1).square_().div_(slot.table.dim)  # mean(g^2), without a copy of g
         if self.config.clip is not None:
             norm = (square * slot.table.dim).sqrt_()
@@ -227,7 +239,24 @@ class TorchEmbedding:
             tensor.copy_(state[name])
 
 
-def _joined(pending: Sequence[_Pending]) -> tuple[list[int], Tensor]:
+def _own(slot: _Slot) -> RowGradient:
+    """The gradients of a slot's lookups, added up per row."""
+    if not slot.pending:
+        return RowGradient(slot.moment.new_empty(0, dtype=torch.int64), slot.weight.new_empty(0, slot.table.dim))
+    sizes, ids = _joined(slot.pending)
+    touched, places = _distinct(ids, slot.table.rows)
+    return RowGradient(touched, _summed(slot, sizes, places, touched.numel()))
+
+
+def _summed(slot: _Slot, sizes: list[int], places: Tensor, count: int) -> Tensor:
+    """(count, dim): the pending gradients, entry i of them all added to row places[i]."""
+    grad = slot.weight.new_zeros(count, slot.table.dim)
+    for part, pending in zip(places.split(sizes), slot.pending, strict=True):
+        grad.index_add_(0, part, pending.grad)
+    return grad
+
+
+def _joined(pending: Sequence[RowGradient]) -> tuple[list[int], Tensor]:
     return [p.ids.numel() for p in pending], torch.cat([p.ids for p in pending])
 
 

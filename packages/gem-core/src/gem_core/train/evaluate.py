@@ -33,7 +33,10 @@ def evaluate(
         DataError: the checkpoint is damaged, or no row of the split has a label.
     """
     parts = restore(path, registry, overrides, reader)
-    metrics = measure(parts, split)
+    try:
+        metrics = measure(parts, split)
+    finally:
+        parts.strategy.close()
     if not metrics:
         raise DataError(f'no row of split "{split}" has a label: there is nothing to evaluate')
     return metrics

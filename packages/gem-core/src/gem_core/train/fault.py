@@ -37,9 +37,15 @@ def running_mean(loss: float, running: float | None) -> float:
     return loss if running is None else MEMORY * running + (1 - MEMORY) * loss
 
 
-def dump(folder: Path, step: int, batches: Sequence[Batch], position: Mapping[str, Any], reason: str) -> Path:
-    """Write a step's batches as nested dictionaries of tensors; `torch.load(path, weights_only=True)` reads them."""
-    path = folder / f"fault-step-{step:08d}.pt"
+def dump(
+    folder: Path, step: int, batches: Sequence[Batch], position: Mapping[str, Any], reason: str, rank: int | None = None
+) -> Path:
+    """Write a step's batches as nested dictionaries of tensors; `torch.load(path, weights_only=True)` reads them.
+
+    Args:
+        rank: of several, whose batches these are.
+    """
+    path = folder / (f"fault-step-{step:08d}" + ("" if rank is None else f"-rank-{rank}") + ".pt")
     folder.mkdir(parents=True, exist_ok=True)
     content = {
         "reason": reason,

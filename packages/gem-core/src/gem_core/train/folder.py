@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from gem_core.errors import ConfigError
+from gem_core.errors import ConfigError, main_process
 
 LOCK = "lock"
 """The file that the process at work holds locked; it says which one that is."""
@@ -36,7 +36,7 @@ def locked(folder: Path) -> Iterator[None]:
     Raises:
         ConfigError: another process holds it, or nothing can be written there.
     """
-    if os.environ.get("RANK", "0") != "0":
+    if not main_process():
         yield
         return
     try:

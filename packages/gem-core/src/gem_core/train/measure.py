@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
 
 import torch
 from torch import Tensor
 
+from gem_core.protocols import Metric
 from gem_core.train.build import Parts
 
 
@@ -27,11 +29,7 @@ def measure(parts: Parts, split: str) -> dict[str, float]:
             for metric in metrics:
                 metric.update(logits, batch)
     parts.module.train(training)
-    out: dict[str, float] = {}
-    for metric in metrics:
-        states = parts.strategy.gather(metric.state())
-        metric.merge([s for rank, s in enumerate(states) if rank != parts.strategy.rank])
-        out |= metric.compute()
+    out = merged(parts, metrics, exact=True)
     return out if any(out.values()) else {}
 
 
@@ -57,3 +55,12 @@ def calibrate(parts: Parts) -> None:
         ranks = parts.strategy.gather(torch.cat(found, 1).cpu() if found else torch.zeros(4, 0))
         logit, label, weight, surface = torch.cat(ranks, 1)
         calibrator.fit(task, logit, label, weight, surface)
+
+
+def merged(parts: Parts, metrics: Sequence[Metric], exact: bool) -> dict[str, float]:
+    """The metrics of all ranks together: added up in rank order, so that each rank computes the same bits."""
+    out: dict[str, float] = {}
+    for metric, whole in zip(metrics, parts.metrics(exact), strict=True):
+        whole.merge(parts.strategy.gather(metric.state()))
+        out |= whole.compute()
+    return out

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -59,7 +59,7 @@ class Meter:
         yield
         self._start += time.perf_counter() - start
 
-    def add(self, micro_batches: list[Batch]) -> None:
+    def add(self, micro_batches: Sequence[Batch]) -> None:
         """Count one step."""
         self._steps += 1
         for batch in micro_batches:
@@ -86,3 +86,16 @@ class Meter:
             "seconds": seconds,
             "wait_share": self._wait / seconds,
         }
+
+
+SUMMED = ("samples_per_s", "events_per_s", "gflops_per_step")
+AVERAGED = ("fill", "mfu")
+
+
+def over_ranks(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """One window's figures of all ranks: rates add up, shares of a machine average, of waits and memory the largest."""
+    out = {}
+    for name in dict.fromkeys(name for each in figures for name in each):
+        values = [each[name] for each in figures if name in each]
+        out[name] = sum(values) if name in SUMMED else sum(values) / len(values) if name in AVERAGED else max(values)
+    return out

@@ -20,6 +20,7 @@ from gem_core.plugins import Registry
 from gem_core.train.build import Parts, restore
 from gem_core.train.folder import unwritable
 from gem_core.train.memory import enough_memory
+from gem_core.train.strategy import world_size
 
 _Named = tuple[Batch, pa.Table]
 
@@ -65,6 +66,8 @@ def predict(
         output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(unwritable(str(output.parent), error)) from error
+    if world_size() > 1:
+        raise ConfigError("gem predict runs in one process: start it without torchrun")
     parts = restore(path, registry, overrides, reader)
     parts.check_split(split)
     source: object = parts.reader

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,6 +44,8 @@ def restore(state: dict[str, Any]) -> None:
 @contextmanager
 def deterministic() -> Iterator[None]:
     """torch's deterministic algorithms for the length of a run."""
+    # What cuBLAS needs for it, read when the first matrix product is made.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
     try:

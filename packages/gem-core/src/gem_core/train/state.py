@@ -13,7 +13,8 @@ Status = Literal["finished", "stopped", "interrupted"]
 class State:
     """Everything that a resumed run needs beside weights and generators. `window` is [sum, count] per task since the
     last log line; `norm` and `lr_factor` are the last step's; `best`, `best_step`, `stale` follow the watched
-    metric."""
+    metric. `windows` counts the files of `follow` trained on; `file` is the one at hand, or, if
+    `file_ended`, the last, and `file_metrics` what was measured before it."""
 
     step: int = 0
     epoch: int = 0
@@ -27,6 +28,10 @@ class State:
     window: dict[str, list[float]] = field(default_factory=dict)
     norm: float = 0.0
     lr_factor: float = 0.0
+    windows: int = 0
+    file: str = ""
+    file_ended: bool = True
+    file_metrics: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ def _line(values: Mapping[str, float]) -> str:
 
 
 class JsonLines:
-    """`metrics.jsonl` holds what a seed fixes (kinds train, validation, test), `speed.jsonl` what the machine adds.
+    """`metrics.jsonl` holds what a seed fixes (kinds train, validation, progressive, test), `speed.jsonl` what the machine adds.
 
     One object a line: {"kind", "step", ...values}. A resumed run goes on behind the line of its checkpoint's step.
     """
@@ -123,8 +123,9 @@ def _reopen(path: Path, resume: int) -> Any:
                 row = json.loads(line)
             except ValueError:
                 break  # half a line, written when the run was killed
-            # The test split is evaluated after the last checkpoint.
-            if row["step"] <= resume and row["kind"] != "test":
+            # The test split, and a window about to be trained on, are evaluated after the checkpoint of their step.
+            last = resume - (row["kind"] == "progressive")
+            if row["step"] <= last and row["kind"] != "test":
                 kept.append(line + "\n")
     path.write_text("".join(kept))
     return path.open("a")

@@ -1,22 +1,22 @@
 """The training loop. `train(recipe)` is all that most need; `Trainer` is what callbacks see.
 
-One optimiser step: take `accumulate` batches, add up the losses' denominators over them (and over ranks), then go
-forward and backward batch by batch with these denominators: the gradient is the large batch's, whatever the batches'
-sizes. Then clip, check, and step the dense parameters and the tables. Nothing in a step waits for metrics or trackers.
+One optimiser step: take `accumulate` batches, compute the gradient of all of them over all ranks (`step.py`), check it,
+and move the dense parameters and the tables. Nothing in a step waits for metrics, trackers or a checkpoint's file. Every
+rank takes the same decisions, as it makes them of numbers that all ranks share.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict
+from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
-from torch.profiler import record_function
 
 from gem_core.data.batch import Batch
 from gem_core.errors import ConfigError, DataError, GemError
@@ -25,27 +25,35 @@ from gem_core.protocols import Callback, Metric, StopTraining, Tracker
 from gem_core.recipe import Recipe, resolve
 from gem_core.train import checkpoint as checkpoints
 from gem_core.train import fault, seeds
-from gem_core.train.build import build, create
+from gem_core.train.build import Parts, build, create
 from gem_core.train.checkpoint import Checkpoint
+from gem_core.train.compiled import compile_parts, compiling
+from gem_core.train.describe import description
 from gem_core.train.flops import measure_peak
 from gem_core.train.folder import locked, write_whole
+from gem_core.train.follow import Follower
 from gem_core.train.interrupt import Interrupt
-from gem_core.train.measure import calibrate, measure
+from gem_core.train.measure import calibrate, measure, merged
 from gem_core.train.memory import enough_memory
-from gem_core.train.meter import Meter
-from gem_core.train.optimizer import DenseOptimizer, lr_factor
+from gem_core.train.meter import Meter, over_ranks
+from gem_core.train.optimizer import lr_factor
+from gem_core.train.phases import Phases
 from gem_core.train.state import Result, State, Status
+from gem_core.train.step import Gradients, Stepper
+from gem_core.train.warm import warm_start
+from gem_core.train.writer import Writer, snapshot
 
 Resume = Literal["auto", "never", "must"]
 
 
-def train(recipe: Recipe, registry: Registry | None = None, resume: Resume = "auto") -> Result:
+def train(recipe: Recipe, registry: Registry | None = None, resume: Resume = "auto", test: bool = True) -> Result:
     """Train by a recipe and evaluate the best checkpoint on the test split.
 
     Args:
         registry: where plugin parts are looked up; None: the installed plugins.
         resume: "auto" goes on from the newest checkpoint of `recipe.folder` if there is one, "must" fails without one,
             "never" deletes the folder's checkpoints and starts over.
+        test: evaluate on the test split at the end.
 
     Raises:
         ConfigError: the recipe names something unknown, cannot resume, or its folder is in use or cannot be written.
@@ -55,13 +63,13 @@ def train(recipe: Recipe, registry: Registry | None = None, resume: Resume = "au
     registry = default_registry() if registry is None else registry
     recipe = resolve(recipe, registry)
     with locked(recipe.folder), enough_memory():
-        return Trainer(recipe, registry).run(resume)
+        return Trainer(recipe, registry, test).run(resume)
 
 
 class Trainer:
     """One run. Callbacks may read every public attribute; `note` writes a text to the trackers."""
 
-    def __init__(self, recipe: Recipe, registry: Registry) -> None:
+    def __init__(self, recipe: Recipe, registry: Registry, test: bool = True) -> None:
         self.recipe = recipe = resolve(recipe, registry)
         self.options = recipe.trainer
         self.folder = recipe.folder
@@ -69,7 +77,10 @@ class Trainer:
             torch.set_num_threads(self.options.threads)
         self.parts = build(recipe, registry)
         self.strategy = self.parts.strategy
-        self.optimizer = DenseOptimizer(self.parts.module.named_parameters(), recipe.optimizer.dense)
+        if self.options.compile:
+            compile_parts(self.parts)
+        self.phase = Phases(self.strategy.device)
+        self.stepper = Stepper(self.parts, self.phase)
         self.state = State()
         self.total_steps = self._total_steps()
         self.watched = self.options.early_stop.metric if self.options.early_stop else "joint/ne"
@@ -77,9 +88,12 @@ class Trainer:
             create(registry, "callback", c, f"callbacks.{i}") for i, c in enumerate(recipe.callbacks)
         ]
         self.trackers: list[Tracker] = []
+        self._test = test
         self._registry = registry
-        self._reader_state: dict[str, Any] = {"epoch": 0}
+        self.reader_state: dict[str, Any] = {"epoch": 0}
         self._window: list[Metric] = self.parts.metrics(exact=False)
+        self._writer = Writer()
+        self._saved: int | None = None
 
     def _total_steps(self) -> int:
         """Length of the schedule: `max_steps`, or the epochs at `batch_rows` rows a batch, whichever is less."""
@@ -92,6 +106,8 @@ class Trainer:
     def run(self, resume: Resume = "auto") -> Result:
         """See `train`."""
         with ExitStack() as stack:
+            stack.callback(self.strategy.close)
+            stack.enter_context(compiling())
             if self.options.deterministic:  # not touched otherwise: setting it imports the compiler, seconds
                 stack.enter_context(seeds.deterministic())
             self._interrupt = stack.enter_context(Interrupt())
@@ -100,14 +116,18 @@ class Trainer:
             self._check_splits()
             self._start(resume)
             stack.callback(self._close)
+            stack.enter_context(self._writer)
             self.meter = Meter(self.parts.model, peak, self.strategy.device)
-            self.note("run", self._description(peak))
+            self.note("run", description(self.parts, self.state.step, self.total_steps, peak))
             for text in getattr(self.parts.model, "notes", ()):
                 self.note("model", text)
+            follower = None if self.recipe.follow is None else Follower(self, self.recipe.follow)
             try:
                 for callback in self.callbacks:
                     callback.on_start(self)
                 status = self._epochs()
+                if follower is not None and status == "finished" and not self.done():
+                    status = follower.run()
             except StopTraining:
                 status = "stopped"
             return self._finish(status)
@@ -123,19 +143,27 @@ class Trainer:
 
     def _start(self, resume: Resume) -> None:
         """Load the newest checkpoint if asked to, and open the trackers behind it."""
-        found = checkpoints.complete(self.folder)
-        if resume == "must" and not found:
-            raise ConfigError(f"resume=must: {self.folder} has no complete checkpoint; start with resume=auto")
-        if resume == "never":
+        first = self.strategy.rank == 0
+        if resume == "never" and first:
             checkpoints.clear(self.folder)
-        elif found:
-            self._load(found[-1])
-        if self.strategy.rank == 0:
+        # The first rank chooses for all: looking tidies up what a killed run left.
+        found = self.strategy.gather(checkpoints.newest(self.folder) if first else None)[0]
+        if resume == "must" and found is None:
+            raise ConfigError(f"resume=must: {self.folder} has no complete checkpoint; start with resume=auto")
+        warm = None
+        if found is not None:
+            self._load(found)
+        elif self.options.warm_start is not None:
+            warm = warm_start(self.parts, checkpoints.find(self.options.warm_start))
+        if first:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_whole(self.folder / "recipe.yaml", self.recipe.to_yaml())
             context: dict[str, Any] = {"folder": self.folder, "resume": self.state.step}
             for i, tracker in enumerate(self.recipe.trackers):
                 self.trackers.append(create(self._registry, "tracker", tracker, f"trackers.{i}", **context))
+            if warm is not None:
+                write_whole(self.folder / "warm_start.json", json.dumps(warm.plain(), indent=1))
+                self.note("warm start", str(warm))
 
     def _close(self) -> None:
         for tracker in self.trackers:
@@ -144,94 +172,88 @@ class Trainer:
     def _epochs(self) -> Status:
         self.parts.module.train()
         self._check_patience()  # a run that had stopped early is over when it is resumed
-        while self.state.epoch < self.options.epochs and not self._done():
-            with closing(self._steps()) as steps:
-                for batches, position in steps:
-                    self._step(batches, position)
-                    self._reader_state = position
-                    self._after_step()
-                    if self._interrupted():
-                        self.save()
-                        return "interrupted"
-                    if self._done():
-                        return "finished"
+        while self.state.epoch < self.options.epochs and not self.done():
+            ended = self.train_on(self.parts)
+            if ended is not None:
+                return ended
             self.log()
             self.state.epoch += 1
-            self._reader_state = {"epoch": self.state.epoch}
+            self.reader_state = {"epoch": self.state.epoch}
             if self.options.evaluate_every is None:
                 self.evaluate()
         return "finished"
 
-    def _done(self) -> bool:
+    def done(self) -> bool:
+        """Whether `max_steps` are done."""
         return self.options.max_steps is not None and self.state.step >= self.options.max_steps
 
-    def _steps(self) -> Generator[tuple[list[Batch], dict[str, Any]], None, None]:
-        """The batches of each step of this epoch, and the reader's state after them."""
-        with closing(self.parts.batches("train", self._reader_state)) as source:
+    @property
+    def signalled(self) -> bool:
+        """Whether a signal came to this process."""
+        return self._interrupt.caught is not None
+
+    def train_on(self, parts: Parts) -> Status | None:
+        """Train on what is left of a pass over the training split; how the run ends with it, if it does."""
+        with closing(self._steps(parts)) as steps:
+            for batches, position in steps:
+                self._step(batches, position)
+                self.reader_state = position
+                self._after_step()
+                if self.interrupted():
+                    self.save()
+                    return "interrupted"
+                if self.done():
+                    return "finished"
+        return None
+
+    def _steps(self, parts: Parts) -> Generator[tuple[list[Batch], dict[str, Any]], None, None]:
+        """The batches of each step of a pass, none where only other ranks have some, and the reader's state after them."""
+        self._writer.wait()  # reader processes are forked, and a thread that writes would be torn out of its work
+        position = self.reader_state
+        with closing(parts.batches("train", position)) as source:
             while True:
                 taken = []
-                with self.meter.waiting(), record_function("data"):
-                    for item in source:
-                        taken.append(item)
+                with self.meter.waiting(), self.phase("waiting for data"):
+                    for batch, position in source:  # noqa: B007 - the last one is yielded
+                        taken.append(batch)
                         if len(taken) == self.options.accumulate:
                             break
                 if self.strategy.agree_done(not taken):
                     return
-                yield [batch for batch, _ in taken], taken[-1][1]
+                yield taken, position
 
     # ---- one step ----------------------------------------------------------------------------------------------
 
-    def _step(self, batches: list[Batch], position: Mapping[str, Any]) -> None:
-        parts, strategy = self.parts, self.strategy
-        counts = strategy.sum_counts(_added([parts.loss.counts(batch) for batch in batches]))
-        logits, losses = [], []
-        for batch in batches:
-            with record_function("forward"), parts.precision.autocast(strategy.device):
-                output = parts.module(batch)
-                sums = {task: total for task, (total, _) in parts.loss(output, batch).items()}
-            with record_function("backward"):
-                strategy.backward(sums, counts, parts.task_weights)
-            logits.append({task: x.detach() for task, x in output.logits.items()})
-            losses.append({task: x.detach() for task, x in sums.items()})
-        totals = strategy.sum_counts(_added(losses))
-        self.state.norm = float(strategy.clip(self.recipe.optimizer.clip_norm or math.inf))
-        values = {task: (float(totals[task]), float(counts[task])) for task in totals}
-        loss = sum(parts.task_weights[task] * total / count for task, (total, count) in values.items() if count > 0)
-        reason = fault.find_fault(loss, self.state.norm, self.state.running_loss, self.options.explode_factor)
+    def _step(self, batches: Sequence[Batch], position: Mapping[str, Any]) -> None:
+        found = self.stepper.gradients(batches)
+        self.state.norm = found.norm
+        reason = fault.find_fault(found.loss, found.norm, self.state.running_loss, self.options.explode_factor)
         self.state.lr_factor = lr_factor(self.recipe.optimizer, self.state.step, self.total_steps)
         self.state.step += 1
         if reason is not None:
             self._skip(batches, position, reason)
             return
-        with record_function("dense update"):
-            self.optimizer.step(self.state.lr_factor)
-        with record_function("table update"):
-            parts.embedding.step(self.recipe.optimizer.sparse_lr * self.state.lr_factor)
-        with record_function("metrics"):
-            self._count(batches, logits, values, loss)
+        self.stepper.apply(self.state.lr_factor)
+        with self.phase("metrics"):
+            self._count(batches, found)
 
-    def _count(
-        self,
-        batches: list[Batch],
-        logits: list[dict[str, Tensor]],
-        values: Mapping[str, tuple[float, float]],
-        loss: float,
-    ) -> None:
+    def _count(self, batches: Sequence[Batch], found: Gradients) -> None:
         """Take a good step into the window's metrics and the meter."""
-        self.state.running_loss = fault.running_mean(loss, self.state.running_loss)
-        for task, (total, count) in values.items():
+        self.state.running_loss = fault.running_mean(found.loss, self.state.running_loss)
+        for task, (total, count) in found.values.items():
             window = self.state.window.setdefault(task, [0.0, 0.0])
             window[0] += total
             window[1] += count
         for metric in self._window:
-            for batch, output in zip(batches, logits, strict=True):
+            for batch, output in zip(batches, found.logits, strict=True):
                 metric.update(output, batch)
         self.meter.add(batches)
 
-    def _skip(self, batches: list[Batch], position: Mapping[str, Any], reason: str) -> None:
+    def _skip(self, batches: Sequence[Batch], position: Mapping[str, Any], reason: str) -> None:
         """Forget a faulty step's gradients, or stop the run."""
         step = self.state.step
-        path = fault.dump(self.folder, step, batches, position, reason)
+        rank = self.strategy.rank if self.strategy.world > 1 else None
+        path = fault.dump(self.folder, step, batches, position, reason, rank)
         message = (
             f"step {step}: {reason}; its batches are in {path}, the reader's state after it {json.dumps(position)}"
         )
@@ -240,12 +262,12 @@ class Trainer:
             raise GemError(f"{message}. Lower the learning rate, look at these rows, or set trainer.nan_policy=skip")
         if self.state.skipped > self.options.max_skipped:
             raise GemError(f"{message}. More than trainer.max_skipped = {self.options.max_skipped} steps were skipped")
-        self.optimizer.zero_grad()
-        self.parts.embedding.discard()
+        self.stepper.discard()
         self.note("skipped", message)
 
     def _after_step(self) -> None:
         step, every = self.state.step, self.options.checkpoint_every
+        self._writer.check()
         if step % self.options.log_every == 0:
             self.log()
         for callback in self.callbacks:
@@ -255,11 +277,9 @@ class Trainer:
         elif every is not None and step % every == 0:
             self.save()
 
-    def _interrupted(self) -> bool:
-        # One rank's signal is every rank's; asking costs a collective, so many ranks ask only when they log.
-        if self.strategy.world > 1 and self.state.step % self.options.log_every:
-            return False
-        return any(self.strategy.gather(self._interrupt.caught is not None))
+    def interrupted(self) -> bool:
+        """Whether a signal came, on any rank: all end after the same step."""
+        return not self.strategy.agree_done(not self.signalled)
 
     # ---- logging, evaluation, checkpoints ------------------------------------------------------------------------
 
@@ -268,7 +288,8 @@ class Trainer:
         for tracker in self.trackers:
             tracker.text(self.state.step, name, text)
 
-    def _scalars(self, values: Mapping[str, float], kind: str) -> None:
+    def scalars(self, values: Mapping[str, float], kind: str) -> None:
+        """Give values to every tracker."""
         for tracker in self.trackers:
             tracker.scalars(self.state.step, values, kind)
 
@@ -278,16 +299,15 @@ class Trainer:
             return
         values = {"epoch": float(self.state.epoch)}
         values |= {f"{task}/loss": total / count for task, (total, count) in self.state.window.items() if count > 0}
-        for metric in self._window:
-            states = self.strategy.gather(metric.state())
-            metric.merge([s for rank, s in enumerate(states) if rank != self.strategy.rank])
-            # Per task only: surfaces and deciles are for evaluations.
-            values |= {name: value for name, value in metric.compute().items() if name.count("/") == 1}
+        # Per task only: surfaces and deciles are for evaluations.
+        found = merged(self.parts, self._window, exact=False)
+        values |= {name: value for name, value in found.items() if name.count("/") == 1}
         values |= {"lr": self.recipe.optimizer.dense.lr * self.state.lr_factor, "grad_norm": self.state.norm}
         if self.state.skipped:
             values["skipped"] = float(self.state.skipped)
-        self._scalars(values, "train")
-        self._scalars({"progress": min(1.0, self.state.step / self.total_steps), **self.meter.read()}, "speed")
+        self.scalars(values, "train")
+        speed = over_ranks(self.strategy.gather(self.meter.read()))
+        self.scalars({"progress": min(1.0, self.state.step / self.total_steps), **speed}, "speed")
         self.state.window = {}
         self._window = self.parts.metrics(exact=False)
         self.meter.reset()
@@ -302,11 +322,11 @@ class Trainer:
         self.log()
         with self.meter.paused():
             calibrate(self.parts)
-            metrics = self._measure("validation")
+        metrics = self._measure("validation")
         step = self.state.evaluated = self.state.step
         better = self._compare(metrics)
         if metrics:
-            self._scalars(metrics, "validation")
+            self.scalars(metrics, "validation")
         for callback in self.callbacks:
             callback.on_evaluate(self, step, metrics)
         every = self.options.checkpoint_every
@@ -323,10 +343,19 @@ class Trainer:
 
     def _measure(self, split: str) -> dict[str, float]:
         """Metrics of a split, none where there is no such split."""
-        return measure(self.parts, split) if split in self.parts.reader.splits() else {}
+        return self.measure(self.parts, split) if split in self.parts.reader.splits() else {}
+
+    def measure(self, parts: Parts, split: str) -> dict[str, float]:
+        """See `gem_core.train.measure.measure`."""
+        self._writer.wait()  # as before a pass of training
+        with self.meter.paused(), self.phase("evaluation"):
+            return measure(parts, split)
 
     def _compare(self, metrics: Mapping[str, float]) -> bool:
-        """Whether these are the best so far."""
+        """Whether these are the best so far; of a run that follows a folder the newest are what counts."""
+        if self.state.file:
+            self.state.best_metrics = dict(metrics)
+            return False
         value, rule = metrics.get(self.watched), self.options.early_stop
         if value is None:
             if rule is not None:
@@ -342,18 +371,32 @@ class Trainer:
         return True
 
     def save(self) -> None:
-        """Write a checkpoint of this moment and delete those that are not kept."""
-        own = {"reader": json.dumps(self._reader_state), "random": seeds.capture()}
-        own["metrics"] = [metric.state() for metric in self._window]
-        trainer = {"state": json.dumps(asdict(self.state)), "ranks": self.strategy.gather(own)}
-        parts: dict[str, dict[str, Any]] = {"model": self.strategy.state(), "embedding": self.parts.embedding.state()}
-        parts |= {"optimizer": self.optimizer.state(), "trainer": trainer}
-        parts["calibration"] = {} if self.parts.calibrator is None else self.parts.calibrator.state()
-        if self.strategy.rank == 0:
-            with self.meter.paused():
-                best = self.state.best_step
-                checkpoints.save(self.folder, self.state.step, parts, self.recipe, self.parts.schema, best)
-                checkpoints.retain(self.folder, self.options.keep_checkpoints, best)
+        """Write a checkpoint of this moment, in the background, and delete those that are not kept."""
+        self._saved = self.state.step
+        with self.meter.paused(), self.phase("checkpoint"):
+            self._writer.wait()
+            own = {"reader": json.dumps(self.reader_state), "random": seeds.capture()}
+            own["metrics"] = [metric.state() for metric in self._window]
+            trainer = {"state": json.dumps(asdict(self.state)), "ranks": self.strategy.gather(own)}
+            parts: dict[str, dict[str, Any]] = {"model": self.strategy.state()}
+            parts |= {"embedding": self.parts.embedding.state(), "optimizer": self.stepper.optimizer.state()}
+            parts["trainer"] = trainer
+            parts["calibration"] = {} if self.parts.calibrator is None else self.parts.calibrator.state()
+            if self.strategy.rank == 0:
+                write = partial(checkpoints.save, self.folder, self.state.step, recipe=self.recipe)
+                write = partial(write, schema=self.parts.schema, best_step=self.state.best_step)
+                write = partial(write, keep=self.options.keep_checkpoints)
+                if self.options.async_checkpoints:
+                    self._writer.start(partial(write, parts=snapshot(parts)))
+                else:
+                    write(parts=parts)
+
+    def checkpoint(self) -> Path:
+        """A checkpoint of this moment, when it is on the disk."""
+        if self._saved != self.state.step:
+            self.save()
+        self._writer.wait()
+        return checkpoints.step_folder(self.folder, self.state.step)
 
     def _load(self, found: Checkpoint) -> None:
         checkpoints.check_recipe(found, self.recipe)
@@ -367,9 +410,10 @@ class Trainer:
             raise DataError(f"{found.path} was saved by {len(trainer['ranks'])} ranks, not {self.strategy.world}")
         own = trainer["ranks"][self.strategy.rank]
         self.parts.load(found)
-        self.optimizer.load(found.part("optimizer"))
+        self.stepper.optimizer.load(found.part("optimizer"))
         self.state = State(**json.loads(trainer["state"]))
-        self._reader_state = json.loads(own["reader"])
+        self.reader_state = json.loads(own["reader"])
+        self._saved = found.step
         for metric, state in zip(self._window, own["metrics"], strict=True):
             metric.merge([state])
         seeds.restore(own["random"])
@@ -380,37 +424,27 @@ class Trainer:
             if self.state.evaluated != self.state.step:
                 with suppress(StopTraining):
                     self.evaluate()
-            newest = checkpoints.complete(self.folder)
-            if not newest or newest[-1].step != self.state.step:
+            if self._saved != self.state.step:
                 self.save()
-        found = {c.step: c for c in checkpoints.complete(self.folder)}
+        self._writer.wait()
+        first = self.strategy.rank == 0
+        found = {c.step: c for c in self.strategy.gather(checkpoints.complete(self.folder) if first else None)[0]}
         best, step = self.state.best_step, self.state.step
         chosen = found[step if best is None or status == "interrupted" else best]
         if status == "interrupted":
-            self.note("interrupted", f"{self._interrupt.caught}: saved at step {step}; the same command goes on")
+            self.note(
+                "interrupted",
+                f"{self._interrupt.caught or 'a signal to another rank'}: saved at step {step}; the same command goes on",
+            )
         else:
             if chosen.step != step:
                 self.parts.load(chosen)
-            test = self._measure("test")
+            test = self._measure("test") if self._test else {}
             if test:
-                self._scalars(test, "test")
+                self.scalars(test, "test")
         for callback in self.callbacks:
             callback.on_end(self)
         result = Result(status, step, self.folder, chosen.path, best, self.state.best_metrics, test)
         if self.strategy.rank == 0:
             write_whole(self.folder / "result.json", json.dumps(asdict(result), default=str, indent=1))
         return result
-
-    def _description(self, peak: float) -> str:
-        dense = sum(p.numel() for p in self.parts.model.parameters())
-        sparse = sum(t.numel() for name, t in self.parts.embedding.state().items() if name.endswith(".weight"))
-        start = f"from step {self.state.step}" if self.state.step else "from the start"
-        return (
-            f"{self.recipe.name}: model {self.recipe.model.name}, {dense:,} dense parameters, {sparse:,} in tables; "
-            f"about {self.total_steps} steps, {start}; {self.strategy.device}, {torch.get_num_threads()} threads, "
-            f"matrix product peak {peak / 1e9:.0f} GFLOP/s"
-        )
-
-
-def _added(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    return {key: torch.stack([p[key] for p in parts]).sum(0) for key in parts[0]}
