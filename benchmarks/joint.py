@@ -1,6 +1,7 @@
 """Joint training against a separate model per objective, and the gap to the best possible NE, on the generated ads log.
 
     python benchmarks/joint.py [--rows 262144] [--epochs 1] [--seeds 0 1 2] [--out runs/joint] [--quick]
+        [--set KEY=VALUE ...]
 
 Arms, all by recipes/generated.yaml; test NE per objective, mean and standard deviation over seeds of the training:
 
@@ -37,6 +38,9 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 RECIPE = ROOT / "recipes" / "generated.yaml"
 FIXED = ("trackers=[jsonl]", "trainer.threads=1", "data.workers=0", "optimizer.warmup_steps=20")
+EVERYWHERE: list[str] = []
+"""Overrides of every recipe, from the command line."""
+
 LOOKS = 4
 """Evaluations of every run."""
 
@@ -55,7 +59,7 @@ ARMS = ("joint", "separate, equal in all", "separate, equal each")
 
 def recipe_of(rows: int, seed: int, overrides: Sequence[str] = (), objective: str | None = None) -> Recipe:
     """The recipe on a log of so many rows; with an objective, its schema has no other."""
-    recipe = load(RECIPE, [*FIXED, *overrides, f"data.reader.rows={rows}", f"seed={seed}"])
+    recipe = load(RECIPE, [*FIXED, *overrides, *EVERYWHERE, f"data.reader.rows={rows}", f"seed={seed}"])
     recipe = resolve(recipe, default_registry())
     if objective is None:
         return recipe
@@ -208,12 +212,18 @@ def main() -> None:
     cli.add_argument("--out", type=Path, default=ROOT / "runs" / "joint")
     cli.add_argument("--results", type=Path, default=RESULTS, help="folder of joint.json and joint.svg")
     cli.add_argument("--quick", action="store_true", help="a few thousand rows: shows that it works, and nothing else")
+    cli.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="overrides of every recipe")
     given = cli.parse_args()
-    if given.quick:
-        given.rows, given.seeds, given.sizes = 4_096, [0], [2_048, 4_096]
+    EVERYWHERE.extend(given.set)
+    if given.quick:  # so many clicks that each objective has positives in the few test rows
+        given.rows, given.seeds, given.sizes = 8_192, [0], [4_096, 8_192]
+        EVERYWHERE.append("data.reader.ctr=0.3")
     config = GeneratedReader.Config(**recipe_of(given.rows, 0).data.reader.options)
     oracle = GeneratedReader(config).oracle("test")
     largest = GeneratedReader(config.model_copy(update={"rows": max(given.sizes)})).oracle("test")
+    for task in config.tasks:
+        if f"{task}/oracle_ne" not in oracle:
+            raise SystemExit(f"{task}: all test labels are alike, so it has no NE: give more --rows")
     stored: dict[str, Any] = {"environment": environment(), "joint_oracle": oracle}
     stored["joint"] = compare(given.rows, given.epochs, given.seeds, config.tasks, given.out)
     known = {key: value for key, value in largest.items() if key.endswith("/oracle_ne")}
