@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent
 PYPROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 PACKAGES = ["gem-core", "gem-kernels", "gem-parallel", "gem-distill", "gem-serve"]
 EXAMPLE = "examples/gem-plugin-example"
-CORE_EXTRAS = "demo,tensorboard"  # what gem-core's own tests use
+CORE_EXTRAS = "demo,safetensors,tensorboard"  # what gem-core's own tests use
 CONSTRAINTS = ("-c", "constraints/cpu.txt")
 WORKERS = ("-n", "auto", "--maxprocesses=8")
 PYTEST_ENV = {"OMP_NUM_THREADS": "1"}  # one worker per core: torch's own threads would only get in the way
