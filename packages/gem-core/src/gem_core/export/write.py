@@ -126,7 +126,7 @@ def _check_formats(formats: Sequence[str]) -> None:
 
         try:
             get_cpp_compiler()
-        except Exception as error:
+        except RuntimeError as error:
             raise ConfigError(
                 'export: format "aoti" needs a C++ compiler and none was found: install g++ or clang++, or name one by '
                 "the environment variable CXX"

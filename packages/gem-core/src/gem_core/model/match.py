@@ -68,18 +68,15 @@ class MatchCounts(nn.Module):
         self.width = len(self.fields) * bins
 
     def forward(self, batch: Batch) -> Tensor:
-        counts = batch.dense.new_empty(batch.rows, len(self.fields), self.bins)
+        counts: list[Tensor] = []
         bins: dict[str, tuple[Tensor, Tensor]] = {}
-        for index, (event, field, feature) in enumerate(self.fields):
+        for event, field, feature in self.fields:
             if event not in bins:
                 bins[event] = self._age_bins(batch, event)
             request, age = bins[event]
-            ids = batch.events[event][field].values
-            known = self.known[feature]
-            counts[:, index] = match_counts(
-                batch.ids[feature].values, batch.request, ids, request, age, self.bins, known
-            )
-        return counts.log1p_().flatten(1)
+            ids, known = batch.events[event][field].values, self.known[feature]
+            counts.append(match_counts(batch.ids[feature].values, batch.request, ids, request, age, self.bins, known))
+        return torch.cat(counts, 1).log1p_()
 
     def _age_bins(self, batch: Batch, event: str) -> tuple[Tensor, Tensor]:
         """The request and the bin of age of each event."""
