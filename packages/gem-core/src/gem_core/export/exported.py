@@ -77,12 +77,11 @@ def load(path: str | Path, form: str | None = None) -> Exported:
         )
     files = manifest["files"]
     there = [each for each in ("aoti", "torch-export") if fresh.FILES[each] in files]
-    if form is None and there:
-        form = there[0]
-    if form not in there:
+    chosen = form if form is not None or not there else there[0]
+    if chosen is None or chosen not in there:
         what = "a program" if form is None else f'format "{form}"'
         raise ConfigError(f"{folder}: {what} is not in this export; there is: {', '.join(there) or 'none to run'}")
-    for name in (fresh.FILES[form], "schema.json"):
+    for name in (fresh.FILES[chosen], "schema.json"):
         file = folder / name
         if not file.is_file() or _digest(file) != files[name]["sha256"]:
             raise DataError(
@@ -90,6 +89,5 @@ def load(path: str | Path, form: str | None = None) -> Exported:
             )
     if manifest["versions"]["torch"] != torch.__version__:
         warn(f"{folder} was exported with torch {manifest['versions']['torch']}, this is {torch.__version__}")
-    return Exported(
-        Schema.load(folder / "schema.json"), manifest, form, fresh.program(form, str(folder / fresh.FILES[form]))
-    )
+    run = fresh.program(chosen, str(folder / fresh.FILES[chosen]))
+    return Exported(Schema.load(folder / "schema.json"), manifest, chosen, run)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
+from torch.fx.experimental import _config
 
 from gem_core import ops
 from gem_core.data.batch import Jagged
@@ -88,12 +89,12 @@ def trace(program: Program, signature: Signature, device: torch.device, model: s
     """
     try:
         # Else a batch of one row, or without events, would be another graph.
-        with torch.no_grad(), torch.fx.experimental._config.patch(backed_size_oblivious=True):
+        with torch.no_grad(), _config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
             return torch.export.export(
                 program, (signature.example(device),), dynamic_shapes=(signature.dynamic_shapes(),), strict=False
             )
     except Exception as error:
-        said = str(error).strip().partition("\n")[0]
+        said = " ".join(str(error).partition("The error above")[0].split())
         raise GemError(
             f'model "{model}" cannot be exported: {type(error).__name__}: {said}; its forward must hold no Python branch on '
             "values or on whether a size is 0 or 1 (--debug shows where)"
