@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
@@ -81,6 +82,12 @@ def program_of(parts: Parts) -> Program:
     return Program(model, tables, Signature(parts.schema), parts.precision).eval().requires_grad_(False)
 
 
+def any_size() -> AbstractContextManager[object]:
+    """Sizes are symbols from 0 on; else torch makes one row, or no events, another graph, and compiles for 2 and more."""
+    out: AbstractContextManager[object] = _config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
+    return out
+
+
 def trace(program: Program, signature: Signature, device: torch.device, model: str) -> ExportedProgram:
     """The program as a graph, for any number of rows, requests and events.
 
@@ -88,8 +95,7 @@ def trace(program: Program, signature: Signature, device: torch.device, model: s
         GemError: the model computes something that depends on its data in a way that no graph can hold.
     """
     try:
-        # Else a batch of one row, or without events, would be another graph.
-        with torch.no_grad(), _config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
+        with torch.no_grad(), any_size():
             return torch.export.export(
                 program, (signature.example(device),), dynamic_shapes=(signature.dynamic_shapes(),), strict=False
             )

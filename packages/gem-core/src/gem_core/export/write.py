@@ -30,7 +30,7 @@ from gem_core.errors import ConfigError, GemError, nearest
 from gem_core.export import fresh
 from gem_core.export.exported import FORMAT
 from gem_core.export.parity import Parity, compare, expected, in_fresh_process, samples
-from gem_core.export.program import program_of, trace
+from gem_core.export.program import any_size, program_of, trace
 from gem_core.export.signature import Signature
 from gem_core.plugins import Registry
 from gem_core.train.build import Parts, restore
@@ -163,7 +163,8 @@ def _save(exported: ExportedProgram, form: str, file: Path) -> None:
         torch.export.save(exported, file)
         return
     try:
-        torch._inductor.aoti_compile_and_package(exported, package_path=str(file))
+        with any_size():
+            torch._inductor.aoti_compile_and_package(exported, package_path=str(file))
     except Exception as error:
         said = str(error).strip().partition("\n")[0]
         raise GemError(f"export: AOTInductor failed: {type(error).__name__}: {said} (--debug shows all)") from error
