@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent
 PYPROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 PACKAGES = ["gem-core", "gem-kernels", "gem-parallel", "gem-distill", "gem-serve"]
 EXAMPLE = "examples/gem-plugin-example"
-CORE_EXTRAS = "demo,sweep,tensorboard"  # what gem-core's own tests use
+CORE_EXTRAS = "demo,safetensors,sweep,tensorboard"  # what gem-core's own tests use
 EVIDENCE = ["joint"]  # benchmarks that show a claim of the results page
 CONSTRAINTS = ("-c", "constraints/cpu.txt")
 WORKERS = ("-n", "auto", "--maxprocesses=8")

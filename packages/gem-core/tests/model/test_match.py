@@ -31,7 +31,7 @@ def test_counts_equal_a_double_loop(requests: list[tuple[list[int], list[int]]])
             if row_request[r] == event_request[e] and a == b and a >= FIRST_KNOWN:
                 expected[r, age[e]] += 1
     arguments = (torch.tensor(x, dtype=torch.int64) for x in (row_ids, row_request, event_ids, event_request, age))
-    assert torch.equal(match_counts(*arguments, 4), expected)
+    assert torch.equal(match_counts(*arguments, 4, 6), expected)
 
 
 def naive_counts(batch: Batch, counts: MatchCounts) -> torch.Tensor:

@@ -77,6 +77,8 @@ class PiecewiseLinear(nn.Module):
     slope: Tensor
     start: Tensor
     feature: Tensor
+    lowest: Tensor
+    highest: Tensor
 
     def __init__(self, edges: Sequence[Sequence[float]]) -> None:
         super().__init__()
@@ -91,6 +93,9 @@ class PiecewiseLinear(nn.Module):
         # forward reads three copies of the columns: x with missing far below every edge, x with missing as 0, missing.
         feature += [len(edges) + i for i in plain] + [2 * len(edges) + i for i in range(len(edges))]
         same = len(feature) - self.bins
+        lowest, highest = [0.0] * self.bins + [-torch.inf] * same, [1.0] * self.bins + [torch.inf] * same
+        self.register_buffer("lowest", torch.tensor(lowest), persistent=False)
+        self.register_buffer("highest", torch.tensor(highest), persistent=False)
         self.register_buffer("slope", torch.tensor(slope + [1.0] * same), persistent=False)
         self.register_buffer("start", torch.tensor(start + [0.0] * same), persistent=False)
         self.register_buffer("feature", torch.tensor(feature, dtype=torch.int64), persistent=False)
@@ -100,8 +105,8 @@ class PiecewiseLinear(nn.Module):
         # One buffer, filled in place: it is 20 times as wide as x, and passes over it are what this costs.
         out = torch.cat([x.nan_to_num(-1e30), x.nan_to_num(0.0), x.isnan()], 1).index_select(1, self.feature)
         torch.addcmul(self.start, out, self.slope, out=out)
-        out[:, : self.bins].clamp_(0.0, 1.0)
-        return out
+        # Whole, not a slice of its columns: torch.export would take a batch of one row for another layout.
+        return out.clamp_(self.lowest, self.highest)
 
 
 def rms_unit(x: Tensor, eps: float = 1e-6) -> Tensor:

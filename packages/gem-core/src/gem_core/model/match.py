@@ -64,18 +64,19 @@ class MatchCounts(nn.Module):
         edges = torch.tensor([math.log(first * DAY * ratio**i) for i in range(bins - 1)])
         self.register_buffer("edges", edges, persistent=False)
         self.bins = bins
+        self.known = {feature: schema.table_rows(schema.table_of(feature)) for _, _, feature in self.fields}
         self.width = len(self.fields) * bins
 
     def forward(self, batch: Batch) -> Tensor:
-        counts = batch.dense.new_empty(batch.rows, len(self.fields), self.bins)
+        counts: list[Tensor] = []
         bins: dict[str, tuple[Tensor, Tensor]] = {}
-        for index, (event, field, feature) in enumerate(self.fields):
+        for event, field, feature in self.fields:
             if event not in bins:
                 bins[event] = self._age_bins(batch, event)
             request, age = bins[event]
-            ids = batch.events[event][field].values
-            counts[:, index] = match_counts(batch.ids[feature].values, batch.request, ids, request, age, self.bins)
-        return counts.log1p_().flatten(1)
+            ids, known = batch.events[event][field].values, self.known[feature]
+            counts.append(match_counts(batch.ids[feature].values, batch.request, ids, request, age, self.bins, known))
+        return torch.cat(counts, 1).log1p_()
 
     def _age_bins(self, batch: Batch, event: str) -> tuple[Tensor, Tensor]:
         """The request and the bin of age of each event."""
@@ -88,17 +89,14 @@ class MatchCounts(nn.Module):
 
 
 def match_counts(
-    row_ids: Tensor, row_request: Tensor, event_ids: Tensor, event_request: Tensor, age: Tensor, bins: int
+    row_ids: Tensor, row_request: Tensor, event_ids: Tensor, event_request: Tensor, age: Tensor, bins: int, known: int
 ) -> Tensor:
-    """(B, bins): for each row, how many events of its request with its id fall in each bin of age.
+    """(B, bins): for each row, how many events of its request with its id (0 .. known - 1) fall in each bin of age.
 
     Events are sorted by (request, id, bin); a row's counts are the distances between its bins' places in that order, so
     the cost does not depend on how many events match. Missing and unseen ids match nothing.
     """
-    if not event_ids.numel() or not row_ids.numel():
-        return torch.zeros(row_ids.shape[0], bins, device=row_ids.device)
-    size = torch.maximum(row_ids.max(), event_ids.max()) + 1
-    keys = ((event_request * size + event_ids) * bins + age).sort().values
-    wanted = (row_request * size + row_ids).unsqueeze(1) * bins + torch.arange(bins + 1, device=row_ids.device)
+    keys = ((event_request * known + event_ids) * bins + age).sort().values
+    wanted = (row_request * known + row_ids).unsqueeze(1) * bins + torch.arange(bins + 1, device=row_ids.device)
     counts = torch.searchsorted(keys, wanted).diff(dim=1)
     return counts.where((row_ids >= FIRST_KNOWN).unsqueeze(1), 0).to(torch.float32)

@@ -99,6 +99,7 @@ def gem_register_command(register: Register) -> None:
     register("sweep", "gem_core.cli.sweep:sweep", "Search a recipe's options; chosen on the validation split.")
     register("eval", "gem_core.cli.evaluate:evaluate", "Evaluate a run or a checkpoint on a split.")
     register("predict", "gem_core.cli.predict:predict", "Score the rows of a file with a run.")
+    register("export", "gem_core.cli.export:export", "Write a run's model as a program for other processes.")
     register("plugins", "gem_core.cli.plugins:plugins", "List what is installed: kinds, names, owners, broken plugins.")
     register("doctor", "gem_core.cli.doctor:doctor", "Check this machine and the installed versions.")
     register(

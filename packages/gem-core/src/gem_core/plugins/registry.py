@@ -47,7 +47,6 @@ GIVEN_BY = {
         "distill": "gem-distill",
         "serve": "gem-serve",
         "replay": "gem-serve",
-        "export": "gem-serve",
     },
 }
 """Which package gives a part that is not installed; of ops by backend, of commands by the first word."""
