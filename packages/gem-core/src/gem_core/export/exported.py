@@ -16,7 +16,7 @@ from gem_core.export import fresh
 from gem_core.export.program import Scores
 from gem_core.export.signature import Signature
 from gem_core.schema import Schema
-from gem_core.train.checkpoint import MANIFEST, _digest
+from gem_core.train.checkpoint import MANIFEST, digest
 
 FORMAT = 1
 """Of the manifest."""
@@ -83,7 +83,7 @@ def load(path: str | Path, form: str | None = None) -> Exported:
         raise ConfigError(f"{folder}: {what} is not in this export; there is: {', '.join(there) or 'none to run'}")
     for name in (fresh.FILES[chosen], "schema.json"):
         file = folder / name
-        if not file.is_file() or _digest(file) != files[name]["sha256"]:
+        if not file.is_file() or digest(file) != files[name]["sha256"]:
             raise DataError(
                 f"{folder}: {name} is missing or was altered (its SHA-256 differs): copy or export it again"
             )

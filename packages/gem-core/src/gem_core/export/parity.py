@@ -87,8 +87,7 @@ def without_events(batch: Batch) -> Batch:
 @torch.no_grad()
 def expected(parts: Parts, batch: Batch) -> Scores:
     """What the run's own model says, as `gem predict` computes it."""
-    with parts.precision.autocast(parts.strategy.device):
-        logits = {task: logit.float() for task, logit in parts.module(batch).logits.items()}
+    logits = {task: logit.float() for task, logit in parts.predict(batch).items()}
     return {"logits": logits, "probabilities": {task: logit.sigmoid() for task, logit in logits.items()}}
 
 

@@ -16,6 +16,7 @@ from gem_core.errors import GemError
 from gem_core.export.signature import Signature
 from gem_core.protocols import Precision, Table
 from gem_core.train.build import Parts, create
+from gem_core.train.calibration import Calibrator
 from gem_core.train.precision import apply
 
 Scores = dict[str, dict[str, Tensor]]
@@ -57,16 +58,26 @@ class Tables(nn.Module):
 
 
 class Program(nn.Module):
-    """Tensors by name (see `Signature`) -> `Scores`, in the precision of the run."""
+    """Tensors by name (see `Signature`) -> `Scores`, in the precision of the run and calibrated as in the run."""
 
-    def __init__(self, model: nn.Module, tables: Tables, signature: Signature, precision: Precision) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        tables: Tables,
+        signature: Signature,
+        precision: Precision,
+        calibrator: Calibrator | None = None,
+    ) -> None:
         super().__init__()
         self.model, self.tables = model, tables
-        self._signature, self._precision = signature, precision
+        self._signature, self._precision, self._calibrator = signature, precision, calibrator
 
     def forward(self, inputs: dict[str, Tensor]) -> Scores:
+        batch = self._signature.batch(inputs)
         with self._precision.autocast(inputs["request"].device):
-            logits = self.model(self._signature.batch(inputs)).logits
+            logits = self.model(batch).logits
+        if self._calibrator is not None:
+            logits = self._calibrator(logits, batch.surface)
         logits = {task: logit.float() for task, logit in logits.items()}
         return {"logits": logits, "probabilities": {task: logit.sigmoid() for task, logit in logits.items()}}
 
@@ -79,7 +90,8 @@ def program_of(parts: Parts) -> Program:
             parts.registry, "model", parts.recipe.model, "model", schema=parts.schema, embedding=tables
         )
     apply(parts.precision, model).load_state_dict(parts.strategy.state(), assign=True)
-    return Program(model, tables, Signature(parts.schema), parts.precision).eval().requires_grad_(False)
+    program = Program(model, tables, Signature(parts.schema), parts.precision, parts.calibrator)
+    return program.eval().requires_grad_(False)
 
 
 def any_size() -> AbstractContextManager[object]:

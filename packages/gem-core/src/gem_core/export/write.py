@@ -34,7 +34,7 @@ from gem_core.export.program import any_size, program_of, trace
 from gem_core.export.signature import Signature
 from gem_core.plugins import Registry
 from gem_core.train.build import Parts, restore
-from gem_core.train.checkpoint import MANIFEST, Checkpoint, _digest, _flush, find
+from gem_core.train.checkpoint import MANIFEST, Checkpoint, digest, flush, find
 from gem_core.train.folder import unwritable
 from gem_core.train.memory import enough_memory
 
@@ -149,8 +149,8 @@ def _folder(target: Path) -> Iterator[Path]:
         hidden.mkdir(parents=True)
         yield hidden
         for file in hidden.iterdir():
-            _flush(file)
-        _flush(hidden)
+            flush(file)
+        flush(hidden)
         hidden.rename(target)
     except OSError as error:
         raise GemError(unwritable(f"export {target}", error)) from error
@@ -222,5 +222,5 @@ def _manifest(
         ],
         "tolerance": tolerance,
         "parity": {form: [asdict(each) for each in batches] for form, batches in parity.items()},
-        "files": {f.name: {"bytes": f.stat().st_size, "sha256": _digest(f)} for f in sorted(folder.iterdir())},
+        "files": {f.name: {"bytes": f.stat().st_size, "sha256": digest(f)} for f in sorted(folder.iterdir())},
     }

@@ -78,7 +78,7 @@ class Checkpoint:
 
     def _verify(self, name: str) -> Path:
         file, expected = self._sized(name)
-        if _digest(file) != expected["sha256"]:
+        if digest(file) != expected["sha256"]:
             raise DataError(f"checkpoint {self.path}: {name} was altered (its SHA-256 differs): use another checkpoint")
         return file
 
@@ -97,12 +97,12 @@ class Checkpoint:
         return file, expected
 
 
-def _digest(file: Path) -> str:
+def digest(file: Path) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
     """Force a file or folder to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -142,7 +142,7 @@ def save(
         if target.exists():
             target.rename(aside)
         hidden.rename(target)
-        _flush(target.parent)
+        flush(target.parent)
     except (OSError, RuntimeError) as error:  # torch's writer has a RuntimeError for a full disk
         shutil.rmtree(hidden, ignore_errors=True)
         free = _free(run)
@@ -173,13 +173,13 @@ def _write(
         torch.save(dict(parts[name]), hidden / f"{name}.pt")
     (hidden / "recipe.yaml").write_text(recipe.to_yaml())
     schema.save(hidden / "schema.json")
-    files = {f.name: {"bytes": f.stat().st_size, "sha256": _digest(f)} for f in sorted(hidden.iterdir())}
+    files = {f.name: {"bytes": f.stat().st_size, "sha256": digest(f)} for f in sorted(hidden.iterdir())}
     manifest: dict[str, Any] = {"format": 1, "step": step, "best_step": best_step, "gem_core": __version__}
     manifest |= {"contract": CONTRACT_VERSION, "files": files}
     (hidden / MANIFEST).write_text(json.dumps(manifest, indent=1))
     for file in hidden.iterdir():
-        _flush(file)
-    _flush(hidden)
+        flush(file)
+    flush(hidden)
 
 
 def complete(run: Path) -> list[Checkpoint]:
