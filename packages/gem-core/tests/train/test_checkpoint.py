@@ -81,7 +81,7 @@ def test_loading_runs_no_code(tmp_path: Path) -> None:
     file = saved.path / "model.pt"
     torch.save({"x": Path("/")}, file)  # an object, which only code can make
     manifest = saved.manifest()
-    manifest["files"]["model.pt"] = {"bytes": file.stat().st_size, "sha256": checkpoints._digest(file)}
+    manifest["files"]["model.pt"] = {"bytes": file.stat().st_size, "sha256": checkpoints.digest(file)}
     (saved.path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(Exception, match="Weights only load failed"):
         saved.part("model")

@@ -34,7 +34,7 @@ from gem_core.export.program import any_size, program_of, trace
 from gem_core.export.signature import Signature
 from gem_core.plugins import Registry
 from gem_core.train.build import Parts, restore
-from gem_core.train.checkpoint import MANIFEST, Checkpoint, digest, flush, find
+from gem_core.train.checkpoint import MANIFEST, Checkpoint, digest, find, flush
 from gem_core.train.folder import unwritable
 from gem_core.train.memory import enough_memory
 

@@ -98,6 +98,7 @@ class Checkpoint:
 
 
 def digest(file: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
