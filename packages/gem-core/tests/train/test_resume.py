@@ -15,6 +15,7 @@ import pytest
 import torch
 from synthetic import recipe, registry
 
+from gem_core.data.position import redistribute
 from gem_core.errors import DataError
 from gem_core.plugins import hookimpl
 from gem_core.protocols import Callback, ComponentConfig
@@ -125,12 +126,15 @@ def test_other_data_is_refused(tmp_path: Path) -> None:
         trainer.run()
 
 
-def test_another_number_of_ranks_is_refused(tmp_path: Path) -> None:
+def test_another_number_of_ranks_shares_what_is_left(tmp_path: Path) -> None:
     train(chosen(tmp_path, (4, "SIGTERM")), registry(Plugin))
+    run = complete(tmp_path)[-1]
+    saved = [json.loads(own["reader"]) for own in run.part("trainer")["ranks"]]
     trainer = Trainer(chosen(tmp_path), registry(Plugin))
-    trainer.strategy.world = 2
-    with pytest.raises(DataError, match="was saved by 1 ranks, not 2"):
-        trainer.run()
+    trainer.strategy.world, trainer.strategy.rank = 2, 1
+    trainer._load(run)
+    assert trainer.state.step == run.step
+    assert trainer.reader_state == redistribute(saved, 2)[1]
 
 
 def test_a_second_signal_acts_as_it_would_without_us() -> None:

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import torch
 
 from gem_core.data.batch import Batch
+from gem_core.data.position import redistribute
 from gem_core.errors import ConfigError, DataError, GemError
 from gem_core.plugins import Registry, default_registry
 from gem_core.protocols import Callback, Metric, StopTraining, Tracker
@@ -406,17 +407,17 @@ class Trainer:
                 "give back the data of that run, choose another output, or start over with resume=never"
             )
         trainer = found.part("trainer")
-        if len(trainer["ranks"]) != self.strategy.world:
-            raise DataError(f"{found.path} was saved by {len(trainer['ranks'])} ranks, not {self.strategy.world}")
-        own = trainer["ranks"][self.strategy.rank]
+        saved, rank, world = trainer["ranks"], self.strategy.rank, self.strategy.world
         self.parts.load(found)
         self.stepper.optimizer.load(found.part("optimizer"))
         self.state = State(**json.loads(trainer["state"]))
-        self.reader_state = json.loads(own["reader"])
+        self.reader_state = redistribute([json.loads(own["reader"]) for own in saved], world)[rank]
         self._saved = found.step
-        for metric, state in zip(self._window, own["metrics"], strict=True):
-            metric.merge([state])
-        seeds.restore(own["random"])
+        mine = saved[rank : rank + 1] if len(saved) == world else saved if rank == 0 else []
+        for i, metric in enumerate(self._window):
+            metric.merge([own["metrics"][i] for own in mine])
+        if len(saved) == world:  # else each rank's random numbers start anew
+            seeds.restore(saved[rank]["random"])
 
     def _finish(self, status: Status) -> Result:
         test: dict[str, float] = {}
