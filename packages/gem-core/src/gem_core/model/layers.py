@@ -12,6 +12,12 @@ import torch
 from torch import Tensor, nn
 
 
+def map_tokens(weight: Tensor, x: Tensor) -> Tensor:
+    """Weight (R, N) on the token axis of x (B, N, D): (B, R, D)."""
+    # 2.5 times as fast on a processor as matmul, which transposes x to fold the samples into one product.
+    return torch.bmm(weight.expand(x.shape[0], -1, -1), x)
+
+
 class TokenMap(nn.Module):
     """Linear map over the token axis: (B, N, D) -> (B, R, D).
 
@@ -29,8 +35,7 @@ class TokenMap(nn.Module):
         self.weight = nn.Parameter(weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        # 2.5 times as fast on a processor as matmul, which transposes x to fold the samples into one product.
-        return torch.bmm(self.weight.expand(x.shape[0], -1, -1), x)
+        return map_tokens(self.weight, x)
 
     def macs(self, dim: int) -> int:
         """Multiply-adds per sample of width `dim`."""
