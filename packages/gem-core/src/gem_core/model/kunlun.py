@@ -158,8 +158,9 @@ class Kunlun(nn.Module):
         tokens = request_tokens + row_tokens + (len(schema.objectives) if config.objective_tokens else 0)
         full = config.conditioning == "full" or request_tokens == 0
         self.full = full
-        changed = full and config.conditioning == "request"
-        self.notes = ("conditioning: full, as the schema has no request-level feature",) if changed else ()
+        self.notes: tuple[str, ...] = ()
+        if full and config.conditioning == "request":
+            self.notes = ("conditioning: full, as the schema has no request-level feature",)
         self.notes += tuple(
             f"tower {event}: {', '.join(said)}: without effect, as it has no self-attention (one layer under comp_skip)"
             for event, tower in towers.items()
