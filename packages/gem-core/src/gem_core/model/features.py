@@ -123,7 +123,7 @@ class FeatureTokens(nn.Module):
         fitted = schema.require_fitted()
         self.encoders = ByName()
         self.dense = ByName()
-        self.skip = ByName()
+        self.skips = len(schema.objectives) if config.dense_skip else 0
         self.vectors = ByName()
         self.project = ByName()
         self.tokens = {"request": 0, "row": 1}
@@ -132,10 +132,11 @@ class FeatureTokens(nn.Module):
             encoder = self.encoders[level] = PiecewiseLinear([fitted.dense[n].edges for n in names])
             if names:
                 count = config.dense_tokens if level == "row" else 1
-                self.dense[level] = nn.Linear(encoder.width, count * dim)
-                if config.dense_skip:
-                    skip = self.skip[level] = nn.Linear(encoder.width, len(schema.objectives), bias=False)
-                    nn.init.zeros_(skip.weight)
+                # The skip's outputs stand after the tokens': one product reads the wide encoding once.
+                dense = self.dense[level] = nn.Linear(encoder.width, count * dim + self.skips)
+                with torch.no_grad():
+                    dense.weight[count * dim :] = 0.0
+                    dense.bias[count * dim :] = 0.0
                 self.tokens[level] += count
             for name in self.sparse[level]:
                 if self.widths[name] != dim:
@@ -175,40 +176,36 @@ class FeatureTokens(nn.Module):
         return out
 
     def forward(self, batch: Batch, looked: Mapping[str, Tensor]) -> Tokens:
-        row_dense = self.dropout(self.encoders["row"](batch.dense))
-        request_dense = self.dropout(self.encoders["request"](batch.request_dense))
-        request = self._level("request", request_dense, batch.request_vectors, looked)
-        rows = self._level("row", row_dense, batch.vectors, looked)
+        request, request_skip = self._level("request", batch.request_dense, batch.request_vectors, looked)
+        rows, skip = self._level("row", batch.dense, batch.vectors, looked)
         rows.append(self.surface[batch.surface].unsqueeze(1))
-        nothing = row_dense.new_zeros(batch.requests, 0, self.dim)
-        return Tokens(
-            torch.cat([nothing, *request], 1), torch.cat(rows, 1), self._skip(batch, request_dense, row_dense)
-        )
-
-    def _skip(self, batch: Batch, request_dense: Tensor, row_dense: Tensor) -> Tensor | None:
-        row = self.skip["row"](row_dense) if "row" in self.skip else None
-        if "request" not in self.skip:
-            return row
-        request: Tensor = self.skip["request"](request_dense)[batch.request]
-        return request if row is None else row + request
+        if request_skip is not None:
+            of_rows = request_skip[batch.request]
+            skip = of_rows if skip is None else skip + of_rows
+        nothing = batch.request_dense.new_zeros(batch.requests, 0, self.dim)
+        return Tokens(torch.cat([nothing, *request], 1), torch.cat(rows, 1), skip)
 
     def _level(
         self, level: str, dense: Tensor, vectors: Mapping[str, Tensor], looked: Mapping[str, Tensor]
-    ) -> list[Tensor]:
-        tokens = []
+    ) -> tuple[list[Tensor], Tensor | None]:
+        """The tokens of a level, and its part of the skip (n, tasks)."""
+        tokens: list[Tensor] = []
+        skip = None
         if level in self.dense:
-            tokens.append(self.dense[level](dense).unflatten(1, (-1, self.dim)))
+            out = self.dense[level](self.dropout(self.encoders[level](dense)))
+            tokens.append(out[:, : out.shape[1] - self.skips].unflatten(1, (-1, self.dim)))
+            skip = out[:, out.shape[1] - self.skips :] if self.skips else None
         for name in self.sparse[level]:
             x = looked[name]
             tokens.append((self.project[name](x) if name in self.project else x).unsqueeze(1))
         tokens += [self.vectors[name](vectors[name]).unsqueeze(1) for name in self.vector_names[level]]
-        return tokens
+        return tokens, skip
 
     def macs(self, rows: int, requests: int) -> int:
         """Multiply-adds of a batch."""
         total = 0
         for level, n in (("request", requests), ("row", rows)):
-            maps: list[nn.Module] = [group[level] for group in (self.dense, self.skip) if level in group]
+            maps: list[nn.Module] = [self.dense[level]] if level in self.dense else []
             maps += [self.project[name] for name in self.sparse[level] if name in self.project]
             maps += [self.vectors[name] for name in self.vector_names[level]]
             total += n * sum(linear_macs(m) for m in maps)

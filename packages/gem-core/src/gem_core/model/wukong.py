@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gem_core.errors import ConfigError
-from gem_core.model.layers import MLP, TokenMap, linear_macs, map_tokens
+from gem_core.model.layers import MLP, TokenMap, join, linear_macs, map_tokens
 from gem_core.protocols import ComponentConfig
 
 
@@ -78,14 +78,12 @@ class WukongBlock(nn.Module):
             linear = linear + self.residual.weight
         attentive = self.config.projection == "attentive"
         mapped = map_tokens(torch.cat([linear, self.compress.weight]) if attentive else linear, x)
-        kept, compressed = (
-            mapped[:, : self.config.tokens_out],
-            mapped[:, self.config.tokens_out :] if attentive else None,
-        )
+        kept = mapped[:, : self.config.tokens_out]
+        compressed = mapped[:, self.config.tokens_out :] if attentive else None
         fm = self.mlp(self.norm(self.interaction(x, compressed).flatten(1))).view(-1, self.config.fm_tokens, self.dim)
         out = kept if isinstance(self.residual, TokenMap) else kept + x
-        out = self.out_norm(out + F.pad(fm, (0, 0, 0, self.config.linear_tokens)))
-        return out
+        result: Tensor = self.out_norm(out + F.pad(fm, (0, 0, 0, self.config.linear_tokens)))
+        return result
 
     def macs(self) -> int:
         """Multiply-adds per sample."""
@@ -110,15 +108,11 @@ class WukongExperts(nn.Module):
         self.parts = [list(range(m, tokens_in, experts)) for m in range(experts)]
         self.combine = combine
         self.experts = nn.ModuleList(WukongBlock(len(part), dim, config) for part in self.parts)
-        self.tokens_out = config.tokens_out * (experts if combine == "concat" else 1)
 
     def forward(self, x: Tensor) -> Tensor:
         m = len(self.parts)
         outputs = [expert(x[:, i::m] if m > 1 else x) for i, expert in enumerate(self.experts)]
-        if len(outputs) == 1:
-            only: Tensor = outputs[0]
-            return only
-        return torch.cat(outputs, 1) if self.combine == "concat" else torch.stack(outputs).sum(0)
+        return join(outputs) if self.combine == "concat" else torch.stack(outputs).sum(0)
 
     def macs(self) -> int:
         """Multiply-adds per sample."""
