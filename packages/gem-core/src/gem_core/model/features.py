@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from gem_core import ops
 from gem_core.data.batch import Batch, Jagged
@@ -123,7 +124,7 @@ class FeatureTokens(nn.Module):
         fitted = schema.require_fitted()
         self.encoders = ByName()
         self.dense = ByName()
-        self.skips = len(schema.objectives) if config.dense_skip else 0
+        self.skip = ByName()
         self.vectors = ByName()
         self.project = ByName()
         self.tokens = {"request": 0, "row": 1}
@@ -132,11 +133,10 @@ class FeatureTokens(nn.Module):
             encoder = self.encoders[level] = PiecewiseLinear([fitted.dense[n].edges for n in names])
             if names:
                 count = config.dense_tokens if level == "row" else 1
-                # The skip's outputs stand after the tokens': one product reads the wide encoding once.
-                dense = self.dense[level] = nn.Linear(encoder.width, count * dim + self.skips)
-                with torch.no_grad():
-                    dense.weight[count * dim :] = 0.0
-                    dense.bias[count * dim :] = 0.0
+                self.dense[level] = nn.Linear(encoder.width, count * dim)
+                if config.dense_skip:
+                    skip = self.skip[level] = nn.Linear(encoder.width, len(schema.objectives), bias=False)
+                    nn.init.zeros_(skip.weight)
                 self.tokens[level] += count
             for name in self.sparse[level]:
                 if self.widths[name] != dim:
@@ -191,21 +191,29 @@ class FeatureTokens(nn.Module):
         """The tokens of a level, and its part of the skip (n, tasks)."""
         tokens: list[Tensor] = []
         skip = None
-        if level in self.dense:
-            out = self.dense[level](self.dropout(self.encoders[level](dense)))
-            tokens.append(out[:, : out.shape[1] - self.skips].unflatten(1, (-1, self.dim)))
-            skip = out[:, out.shape[1] - self.skips :] if self.skips else None
+        maps = self._dense_maps(level)
+        if maps:
+            # Tokens and skip in one product: the encoding is wide, and reading it costs more than the few columns.
+            out = F.linear(self.dropout(self.encoders[level](dense)), torch.cat([m.weight for m in maps]))
+            width = maps[0].out_features
+            tokens.append((out[:, :width] + maps[0].bias).unflatten(1, (-1, self.dim)))
+            skip = out[:, width:] if len(maps) == 2 else None
         for name in self.sparse[level]:
             x = looked[name]
             tokens.append((self.project[name](x) if name in self.project else x).unsqueeze(1))
         tokens += [self.vectors[name](vectors[name]).unsqueeze(1) for name in self.vector_names[level]]
         return tokens, skip
 
+    def _dense_maps(self, level: str) -> list[nn.Linear]:
+        """The map to the dense tokens and that to the logits, where there are."""
+        found = [group[level] for group in (self.dense, self.skip) if level in group]
+        return [m for m in found if isinstance(m, nn.Linear)]
+
     def macs(self, rows: int, requests: int) -> int:
         """Multiply-adds of a batch."""
         total = 0
         for level, n in (("request", requests), ("row", rows)):
-            maps: list[nn.Module] = [self.dense[level]] if level in self.dense else []
+            maps: list[nn.Module] = [*self._dense_maps(level)]
             maps += [self.project[name] for name in self.sparse[level] if name in self.project]
             maps += [self.vectors[name] for name in self.vector_names[level]]
             total += n * sum(linear_macs(m) for m in maps)

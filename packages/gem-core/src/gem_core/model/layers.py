@@ -18,7 +18,7 @@ def map_tokens(weight: Tensor, x: Tensor) -> Tensor:
     return torch.bmm(weight.expand(x.shape[0], -1, -1), x)
 
 
-def join(parts: Sequence[Tensor]) -> Tensor:
+def join(parts: list[Tensor]) -> Tensor:
     """Concatenation over the token axis; one part is taken as it is (torch.cat would copy it)."""
     return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
