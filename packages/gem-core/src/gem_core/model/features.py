@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from gem_core import ops
 from gem_core.data.batch import Batch, Jagged
@@ -179,40 +180,44 @@ class FeatureTokens(nn.Module):
         return out
 
     def forward(self, batch: Batch, looked: Mapping[str, Tensor]) -> Tokens:
-        row_dense = self.dropout(self.encoders["row"](batch.dense))
-        request_dense = self.dropout(self.encoders["request"](batch.request_dense))
-        request = self._level("request", request_dense, batch.request_vectors, looked)
-        rows = self._level("row", row_dense, batch.vectors, looked)
+        request, request_skip = self._level("request", batch.request_dense, batch.request_vectors, looked)
+        rows, skip = self._level("row", batch.dense, batch.vectors, looked)
         rows.append(self.surface[batch.surface].unsqueeze(1))
-        nothing = row_dense.new_zeros(batch.requests, 0, self.dim)
-        return Tokens(
-            torch.cat([nothing, *request], 1), torch.cat(rows, 1), self._skip(batch, request_dense, row_dense)
-        )
-
-    def _skip(self, batch: Batch, request_dense: Tensor, row_dense: Tensor) -> Tensor | None:
-        row = self.skip["row"](row_dense) if "row" in self.skip else None
-        if "request" not in self.skip:
-            return row
-        request: Tensor = self.skip["request"](request_dense)[batch.request]
-        return request if row is None else row + request
+        if request_skip is not None:
+            of_rows = request_skip[batch.request]
+            skip = of_rows if skip is None else skip + of_rows
+        nothing = batch.request_dense.new_zeros(batch.requests, 0, self.dim)
+        return Tokens(torch.cat([nothing, *request], 1), torch.cat(rows, 1), skip)
 
     def _level(
         self, level: str, dense: Tensor, vectors: Mapping[str, Tensor], looked: Mapping[str, Tensor]
-    ) -> list[Tensor]:
-        tokens = []
-        if level in self.dense:
-            tokens.append(self.dense[level](dense).unflatten(1, (-1, self.dim)))
+    ) -> tuple[list[Tensor], Tensor | None]:
+        """The tokens of a level, and its part of the skip (n, tasks)."""
+        tokens: list[Tensor] = []
+        skip = None
+        maps = self._dense_maps(level)
+        if maps:
+            # Tokens and skip in one product: the encoding is wide, and reading it costs more than the few columns.
+            out = F.linear(self.dropout(self.encoders[level](dense)), torch.cat([m.weight for m in maps]))
+            width = maps[0].out_features
+            tokens.append((out[:, :width] + maps[0].bias).unflatten(1, (-1, self.dim)))
+            skip = out[:, width:] if len(maps) == 2 else None
         for name in self.sparse[level]:
             x = looked[name]
             tokens.append((self.project[name](x) if name in self.project else x).unsqueeze(1))
         tokens += [self.vectors[name](vectors[name]).unsqueeze(1) for name in self.vector_names[level]]
-        return tokens
+        return tokens, skip
+
+    def _dense_maps(self, level: str) -> list[nn.Linear]:
+        """The map to the dense tokens and that to the logits, where there are."""
+        found = [group[level] for group in (self.dense, self.skip) if level in group]
+        return [m for m in found if isinstance(m, nn.Linear)]
 
     def macs(self, rows: int, requests: int) -> int:
         """Multiply-adds of a batch."""
         total = 0
         for level, n in (("request", requests), ("row", rows)):
-            maps: list[nn.Module] = [group[level] for group in (self.dense, self.skip) if level in group]
+            maps: list[nn.Module] = [*self._dense_maps(level)]
             maps += [self.project[name] for name in self.sparse[level] if name in self.project]
             maps += [self.vectors[name] for name in self.vector_names[level]]
             total += n * sum(linear_macs(m) for m in maps)

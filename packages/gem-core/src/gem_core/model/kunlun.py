@@ -20,12 +20,13 @@ from typing import Any, Literal
 import torch
 from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from gem_core.data.batch import Batch, Jagged
 from gem_core.model.events import check_event_types
 from gem_core.model.features import FeatureConfig, FeatureTokens, Tokens, mean_history, newest, truncate
 from gem_core.model.heads import HeadConfig, Heads, check_hidden
-from gem_core.model.layers import ByName, TokenMap, linear_macs
+from gem_core.model.layers import ByName, TokenMap, join, linear_macs
 from gem_core.model.match import MatchCounts
 from gem_core.model.tower import Tower, TowerConfig
 from gem_core.model.wukong import WukongConfig, WukongExperts
@@ -37,7 +38,8 @@ class KunlunConfig(ComponentConfig):
     """Every part of Kunlun is a switch here; the sizes s, m, l and the cluster's are recipes.
 
     Attributes:
-        dim, layers: D and depth of the trunk. compressed_tokens: R. gate: rank of WeightGen's gate.
+        dim, layers: D and depth of the trunk. compressed_tokens: R; a layer with fewer tokens keeps their number.
+        gate: rank of WeightGen's gate.
         experts, combine: M Wukong experts and how their outputs join.
         tower: the towers' settings; towers: changes per event type (null leaves the type out).
         conditioning: what makes the GDPA weights: "request" (once per request) or "full" (with the ad, once per row; also
@@ -102,8 +104,10 @@ class WeightGen(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.compress(x)
-        out: Tensor = torch.addcmul(x, x, self.gate(x.flatten(1)).view_as(x))
-        return out
+        down, up = self.gate
+        assert isinstance(up, nn.Linear)
+        factor = F.linear(down(x.flatten(1)), up.weight, up.bias + 1)  # adding 1 here spares a pass over x
+        return x * factor.view_as(x)
 
     def macs(self, dim: int) -> int:
         """Multiply-adds per sample."""
@@ -115,13 +119,19 @@ class Layer(nn.Module):
     feed-forward of this layer is conditioned on the request's tokens."""
 
     def __init__(
-        self, tokens_in: int, summary: int, config: KunlunConfig, request_tokens: int, request_weights: bool
+        self,
+        tokens_in: int,
+        compressed: int,
+        summary: int,
+        config: KunlunConfig,
+        request_tokens: int,
+        request_weights: bool,
     ) -> None:
         super().__init__()
         c = config
-        self.weight_gen = WeightGen(tokens_in, c.compressed_tokens, c.dim, c.gate)
-        self.request_gen = WeightGen(request_tokens, c.compressed_tokens, c.dim, c.gate) if request_weights else None
-        self.interaction = WukongExperts(c.compressed_tokens + summary, c.dim, c.experts, c.combine, c.wukong)
+        self.weight_gen = WeightGen(tokens_in, compressed, c.dim, c.gate)
+        self.request_gen = WeightGen(request_tokens, compressed, c.dim, c.gate) if request_weights else None
+        self.interaction = WukongExperts(compressed + summary, c.dim, c.experts, c.combine, c.wukong)
 
 
 class Kunlun(nn.Module):
@@ -155,35 +165,37 @@ class Kunlun(nn.Module):
         tokens = request_tokens + row_tokens + (len(schema.objectives) if config.objective_tokens else 0)
         full = config.conditioning == "full" or request_tokens == 0
         self.full = full
-        changed = full and config.conditioning == "request"
-        self.notes = ("conditioning: full, as the schema has no request-level feature",) if changed else ()
+        self.notes: tuple[str, ...] = ()
+        if full and config.conditioning == "request":
+            self.notes = ("conditioning: full, as the schema has no request-level feature",)
         self.notes += tuple(
             f"tower {event}: {', '.join(said)}: without effect, as it has no self-attention (one layer under comp_skip)"
             for event, tower in towers.items()
             if config.comp_skip and min(tower.layers or config.layers, config.layers) == 1
             if (said := config.said_of_attention(event))
         )
+        between = config.wukong.tokens_out * (config.experts if config.combine == "concat" else 1)
+        tokens_in = [tokens] + [between] * (config.layers - 1)
+        compressed = [min(config.compressed_tokens, n) for n in tokens_in]
         self.towers = ByName(
             {
-                event: Tower(
-                    schema, event, tower, widths, config.dim, row_tokens, config.compressed_tokens, config.layers,
-                    config.comp_skip,
-                )
+                event: Tower(schema, event, tower, widths, config.dim, row_tokens, compressed, config.comp_skip)
                 for event, tower in towers.items()
             }
-        )  # fmt: skip
+        )
         limits = {event: tower.limit for event, tower in self._towers().items()}
         self.limits = {event: max(limits.get(event, 0), config.history.get(event, 0)) for event in used}
         summary = sum(tower.tokens_out for tower in self._towers().values())
         layers = []
         for index in range(config.layers):
             conditioned = any(str(index) in tower.ffn for tower in self._towers().values())
-            layers.append(Layer(tokens, summary, config, request_tokens, conditioned and not full))
-            tokens = layers[-1].interaction.tokens_out
+            layers.append(
+                Layer(tokens_in[index], compressed[index], summary, config, request_tokens, conditioned and not full)
+            )
         self.layers = nn.ModuleList(layers)
         self.norm = nn.LayerNorm(config.dim) if config.wukong.norm else nn.Identity()
         self.heads = Heads(
-            schema, (tokens + summary) * config.dim, config.head_hidden, config.head_dropout, config.head
+            schema, (between + summary) * config.dim, config.head_hidden, config.head_dropout, config.head
         )
         self.hidden_names = (
             *(f"layer.{i}.x" for i in range(config.layers)),
@@ -219,7 +231,7 @@ class Kunlun(nn.Module):
             xsum = layer.weight_gen(x)
             for event, tower in towers.items():
                 tower.summarise(states[event], index)
-            x = layer.interaction(torch.cat([xsum, *(states[e].summary() for e in towers)], 1))
+            x = layer.interaction(join([xsum, *(states[e].summary() for e in towers)]))
             weights = xsum if layer.request_gen is None else layer.request_gen(tokens.request)
             for event, tower in towers.items():
                 if f"{event}.layer.{index}.h" in hidden:
@@ -233,7 +245,7 @@ class Kunlun(nn.Module):
             final.append(states[event].summary())
             if f"{event}.final.h" in hidden:
                 kept[f"{event}.final.h"] = final[-1]
-        trunk = self.norm(torch.cat([x, *final], 1)).flatten(1)
+        trunk = self.norm(join([x, *final])).flatten(1)
         if "trunk" in hidden:
             kept["trunk"] = trunk
         return Output(self.heads(trunk, batch.surface, tokens.skip), kept)

@@ -12,6 +12,17 @@ import torch
 from torch import Tensor, nn
 
 
+def map_tokens(weight: Tensor, x: Tensor) -> Tensor:
+    """Weight (R, N) on the token axis of x (B, N, D): (B, R, D)."""
+    # 2.5 times as fast on a processor as matmul, which transposes x to fold the samples into one product.
+    return torch.bmm(weight.expand(x.shape[0], -1, -1), x)
+
+
+def join(parts: list[Tensor]) -> Tensor:
+    """Concatenation over the token axis; one part is taken as it is (torch.cat would copy it)."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+
 class TokenMap(nn.Module):
     """Linear map over the token axis: (B, N, D) -> (B, R, D).
 
@@ -29,8 +40,7 @@ class TokenMap(nn.Module):
         self.weight = nn.Parameter(weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        # 2.5 times as fast on a processor as matmul, which transposes x to fold the samples into one product.
-        return torch.bmm(self.weight.expand(x.shape[0], -1, -1), x)
+        return map_tokens(self.weight, x)
 
     def macs(self, dim: int) -> int:
         """Multiply-adds per sample of width `dim`."""

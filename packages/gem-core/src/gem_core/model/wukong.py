@@ -10,9 +10,10 @@ from typing import Literal
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from gem_core.errors import ConfigError
-from gem_core.model.layers import MLP, TokenMap, linear_macs
+from gem_core.model.layers import MLP, TokenMap, join, linear_macs, map_tokens
 from gem_core.protocols import ComponentConfig
 
 
@@ -61,19 +62,28 @@ class WukongBlock(nn.Module):
         self.residual = nn.Identity() if same else TokenMap(tokens_in, config.tokens_out)
         self.out_norm = nn.LayerNorm(dim) if config.norm else nn.Identity()
 
-    def interaction(self, x: Tensor) -> Tensor:
-        """FM(X) = X (X^T Y): (B, n, k)."""
-        if self.config.projection == "attentive":
-            y: Tensor = self.project(self.compress(x).flatten(1)).view(-1, self.tokens_in, self.config.rank)
-        else:
+    def interaction(self, x: Tensor, compressed: Tensor | None) -> Tensor:
+        """FM(X) = X (X^T Y): (B, n, k); Y of `compressed` tokens, or the parameter where there are none."""
+        if compressed is None:
             y = self.static
+        else:
+            y = self.project(compressed.flatten(1)).view(-1, self.tokens_in, self.config.rank)
         scale: float = (self.dim * self.tokens_in) ** -0.5
         return torch.matmul(x, torch.matmul(x.transpose(1, 2), y)) * scale
 
     def forward(self, x: Tensor) -> Tensor:
-        fm = self.mlp(self.norm(self.interaction(x).flatten(1))).view(-1, self.config.fm_tokens, self.dim)
-        out: Tensor = self.out_norm(torch.cat([fm, self.linear(x)], 1) + self.residual(x))
-        return out
+        # The maps of one input in one product: small products cost by their number.
+        linear = F.pad(self.linear.weight, (0, 0, self.config.fm_tokens, 0))  # to the last tokens of the output
+        if isinstance(self.residual, TokenMap):
+            linear = linear + self.residual.weight
+        attentive = self.config.projection == "attentive"
+        mapped = map_tokens(torch.cat([linear, self.compress.weight]) if attentive else linear, x)
+        kept = mapped[:, : self.config.tokens_out]
+        compressed = mapped[:, self.config.tokens_out :] if attentive else None
+        fm = self.mlp(self.norm(self.interaction(x, compressed).flatten(1))).view(-1, self.config.fm_tokens, self.dim)
+        out = kept if isinstance(self.residual, TokenMap) else kept + x
+        result: Tensor = self.out_norm(out + F.pad(fm, (0, 0, 0, self.config.linear_tokens)))
+        return result
 
     def macs(self) -> int:
         """Multiply-adds per sample."""
@@ -98,15 +108,11 @@ class WukongExperts(nn.Module):
         self.parts = [list(range(m, tokens_in, experts)) for m in range(experts)]
         self.combine = combine
         self.experts = nn.ModuleList(WukongBlock(len(part), dim, config) for part in self.parts)
-        self.tokens_out = config.tokens_out * (experts if combine == "concat" else 1)
 
     def forward(self, x: Tensor) -> Tensor:
         m = len(self.parts)
         outputs = [expert(x[:, i::m] if m > 1 else x) for i, expert in enumerate(self.experts)]
-        if len(outputs) == 1:
-            only: Tensor = outputs[0]
-            return only
-        return torch.cat(outputs, 1) if self.combine == "concat" else torch.stack(outputs).sum(0)
+        return join(outputs) if self.combine == "concat" else torch.stack(outputs).sum(0)
 
     def macs(self) -> int:
         """Multiply-adds per sample."""
