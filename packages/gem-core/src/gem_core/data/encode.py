@@ -94,7 +94,7 @@ class Encoder:
         lookup = self._lookups[table]
         if lookup.direct is not None and pa.types.is_integer(given.type):
             place = pc.fill_null(given, 0).to_numpy().view(np.uint64)  # a negative one is beyond the end, too
-            out = lookup.direct[np.minimum(place, len(lookup.direct) - 1).view(np.int64)]
+            out: npt.NDArray[np.int32] = lookup.direct[np.minimum(place, len(lookup.direct) - 1).view(np.int64)]
             if given.null_count:
                 out[values.nulls()] = MISSING
             strange = out == UNSEEN

@@ -39,8 +39,8 @@ class Calibrator:
         maps = []
         for group in range(self.groups):
             here = (weight > 0) & ((surface == group) | (self.groups == 1))
-            rows = tuple(x[here].double() for x in (logit, label, weight))
-            maps.append(_pools(*rows) if self.method == "isotonic" else _line(*rows, bias=self.method == "platt"))
+            z, y, w = (x[here].double() for x in (logit, label, weight))
+            maps.append(_pools(z, y, w) if self.method == "isotonic" else _line(z, y, w, bias=self.method == "platt"))
         self._maps[task] = maps
 
     def __call__(self, logits: Mapping[str, Tensor], surface: Tensor) -> dict[str, Tensor]:
@@ -73,11 +73,11 @@ def _line(logit: Tensor, label: Tensor, weight: Tensor, bias: bool) -> Tensor:
         z = logit * (1 + change[0]) + (change[1] if bias else 0.0)
         fit = binary_cross_entropy_with_logits(z, label, weight, reduction="sum") + change.square().sum() / 2
         loss = fit / (1 + weight.sum())
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         return loss
 
     with torch.enable_grad():
-        optimizer.step(closure)  # type: ignore[arg-type]
+        optimizer.step(closure)
     start[: len(change)] += change.detach()
     start[0].clamp_(min=1e-3)  # a model worse than chance is not turned round
     return start.float()

@@ -15,7 +15,8 @@ from gem_core.data.columns import Bools, Column, Floats, Ints, Source, column
 from gem_core.data.ids import column_keys, factorize, splitmix64
 from gem_core.data.profile import whole
 from gem_core.data.readers.base import TableReader
-from gem_core.data.values import Targets, surface_texts
+from gem_core.data.targets import Targets
+from gem_core.data.values import surface_texts
 from gem_core.errors import DataError
 from gem_core.schema import Schema
 

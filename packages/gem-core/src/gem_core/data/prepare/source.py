@@ -16,7 +16,7 @@ from gem_core.data.columns import Bools, Column, Source, column
 from gem_core.data.prepare.options import Options
 from gem_core.data.readers.csv import csv_pieces, first_misfit, line_of
 from gem_core.data.readers.files import expand
-from gem_core.data.readers.parquet import parquet_tables
+from gem_core.data.readers.rowgroups import parquet_tables
 from gem_core.data.readers.text import Texts
 from gem_core.data.values import Role
 from gem_core.errors import DataError
@@ -56,7 +56,7 @@ class RawLog:
 
     def _tables(self, path: Path) -> Iterator[tuple[pa.Table, Source]]:
         if path.name.endswith(BINARY):
-            yield from parquet_tables(path, self.roles)
+            yield from parquet_tables(str(path), self.roles)
             return
         line, texts = partial(line_of, path, self.options.delimiter), Texts(self._on_fault)
         first = 0
