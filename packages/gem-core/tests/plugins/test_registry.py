@@ -170,7 +170,7 @@ def test_op_is_named_by_op_and_backend(registry: Registry) -> None:
     ("kind", "name", "message"),
     [
         ("model", "kunlum", 'model "kunlum" is not known; did you mean "kunlun"?'),
-        ("model", "zzz", 'model "zzz" is not known; valid: dcnv2, din, kunlun'),
+        ("model", "zzz", 'model "zzz" is not known; valid: dcnv2, din, hstu, interformer, kunlun, wukong'),
         (
             "op",
             "seed_attention:triton",

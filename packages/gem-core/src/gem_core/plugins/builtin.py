@@ -106,5 +106,9 @@ def gem_register_command(register: Register) -> None:
         "data generate", "gem_core.cli.generate:generate", "Write a generated ads log whose best possible NE is known."
     )
     register("data check", "gem_core.cli.data:check", "Profile a log and look for leaks of the label and the future.")
-    register("data prepare", "gem_core.cli.prepare:prepare", "Make impressions, labels and histories from a raw log.")
+    register(
+        "data prepare",
+        "gem_core.cli.prepare:prepare",
+        "Make impressions, labels, counts and histories from a raw event log.",
+    )
     register("data profile", "gem_core.cli.data:profile", "Count what is in a log, and what is wrong with it.")
