@@ -105,6 +105,7 @@ class WukongExperts(nn.Module):
         super().__init__()
         if experts > tokens_in:
             raise ConfigError(f"model.experts: expected at most one expert per token ({tokens_in}), found {experts}")
+        self.tokens_out = config.tokens_out * (experts if combine == "concat" else 1)
         self.parts = [list(range(m, tokens_in, experts)) for m in range(experts)]
         self.combine = combine
         self.experts = nn.ModuleList(WukongBlock(len(part), dim, config) for part in self.parts)
