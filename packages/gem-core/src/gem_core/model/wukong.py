@@ -87,8 +87,9 @@ class WukongBlock(nn.Module):
 
     def macs(self) -> int:
         """Multiply-adds per sample."""
-        maps = sum(m.macs(self.dim) for m in self.modules() if isinstance(m, TokenMap))
-        return maps + linear_macs(self) + 2 * self.tokens_in * self.dim * self.config.rank
+        c = self.config
+        mapped = c.tokens_out + (c.compressed if c.projection == "attentive" else 0)
+        return self.tokens_in * self.dim * (mapped + 2 * c.rank) + linear_macs(self)
 
 
 class WukongExperts(nn.Module):
