@@ -62,7 +62,7 @@ def test_each_expert_owns_its_part(combine: str, tokens: int) -> None:
     parts = [experts.experts[m](x[:, m::3]) for m in range(3)]
     expected = torch.cat(parts, 1) if combine == "concat" else parts[0] + parts[1] + parts[2]
     torch.testing.assert_close(experts(x), expected)
-    assert expected.shape[1] == tokens
+    assert experts.tokens_out == tokens == expected.shape[1]
     if combine == "concat":
         changed = x.clone()
         changed[:, 1] += 1  # token 1 belongs to expert 1

@@ -38,8 +38,7 @@ class KunlunConfig(ComponentConfig):
     """Every part of Kunlun is a switch here; the sizes s, m, l and the cluster's are recipes.
 
     Attributes:
-        dim, layers: D and depth of the trunk. compressed_tokens: R; a layer with fewer tokens keeps their number.
-        gate: rank of WeightGen's gate.
+        dim, layers: D and depth of the trunk. compressed_tokens: R. gate: rank of WeightGen's gate.
         experts, combine: M Wukong experts and how their outputs join.
         tower: the towers' settings; towers: changes per event type (null leaves the type out).
         conditioning: what makes the GDPA weights: "request" (once per request) or "full" (with the ad, once per row; also
@@ -119,19 +118,13 @@ class Layer(nn.Module):
     feed-forward of this layer is conditioned on the request's tokens."""
 
     def __init__(
-        self,
-        tokens_in: int,
-        compressed: int,
-        summary: int,
-        config: KunlunConfig,
-        request_tokens: int,
-        request_weights: bool,
+        self, tokens_in: int, summary: int, config: KunlunConfig, request_tokens: int, request_weights: bool
     ) -> None:
         super().__init__()
         c = config
-        self.weight_gen = WeightGen(tokens_in, compressed, c.dim, c.gate)
-        self.request_gen = WeightGen(request_tokens, compressed, c.dim, c.gate) if request_weights else None
-        self.interaction = WukongExperts(compressed + summary, c.dim, c.experts, c.combine, c.wukong)
+        self.weight_gen = WeightGen(tokens_in, c.compressed_tokens, c.dim, c.gate)
+        self.request_gen = WeightGen(request_tokens, c.compressed_tokens, c.dim, c.gate) if request_weights else None
+        self.interaction = WukongExperts(c.compressed_tokens + summary, c.dim, c.experts, c.combine, c.wukong)
 
 
 class Kunlun(nn.Module):
@@ -174,28 +167,27 @@ class Kunlun(nn.Module):
             if config.comp_skip and min(tower.layers or config.layers, config.layers) == 1
             if (said := config.said_of_attention(event))
         )
-        between = config.wukong.tokens_out * (config.experts if config.combine == "concat" else 1)
-        tokens_in = [tokens] + [between] * (config.layers - 1)
-        compressed = [min(config.compressed_tokens, n) for n in tokens_in]
         self.towers = ByName(
             {
-                event: Tower(schema, event, tower, widths, config.dim, row_tokens, compressed, config.comp_skip)
+                event: Tower(
+                    schema, event, tower, widths, config.dim, row_tokens, config.compressed_tokens, config.layers,
+                    config.comp_skip,
+                )
                 for event, tower in towers.items()
             }
-        )
+        )  # fmt: skip
         limits = {event: tower.limit for event, tower in self._towers().items()}
         self.limits = {event: max(limits.get(event, 0), config.history.get(event, 0)) for event in used}
         summary = sum(tower.tokens_out for tower in self._towers().values())
         layers = []
         for index in range(config.layers):
             conditioned = any(str(index) in tower.ffn for tower in self._towers().values())
-            layers.append(
-                Layer(tokens_in[index], compressed[index], summary, config, request_tokens, conditioned and not full)
-            )
+            layers.append(Layer(tokens, summary, config, request_tokens, conditioned and not full))
+            tokens = layers[-1].interaction.tokens_out
         self.layers = nn.ModuleList(layers)
         self.norm = nn.LayerNorm(config.dim) if config.wukong.norm else nn.Identity()
         self.heads = Heads(
-            schema, (between + summary) * config.dim, config.head_hidden, config.head_dropout, config.head
+            schema, (tokens + summary) * config.dim, config.head_hidden, config.head_dropout, config.head
         )
         self.hidden_names = (
             *(f"layer.{i}.x" for i in range(config.layers)),

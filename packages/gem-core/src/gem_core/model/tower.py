@@ -89,14 +89,14 @@ class Tower(nn.Module):
         widths: Mapping[str, int],
         dim: int,
         row_tokens: int,
-        weight_tokens: list[int],
+        weight_tokens: int,
+        trunk_layers: int,
         comp_skip: bool,
     ) -> None:
-        """`weight_tokens`: R of each layer of the trunk."""
         super().__init__()
         self.event, self.config = event, config
         self.limit = min(config.max_events or schema.events[event].max_length, schema.events[event].max_length)
-        self.layers = min(config.layers or len(weight_tokens), len(weight_tokens))
+        self.layers = min(config.layers or trunk_layers, trunk_layers)
         self.tokens_out = config.summary_tokens + config.target_queries
         self.embed = EventTokens(schema, event, config.width, config.time_waves, widths)
         self.pool = nn.ModuleDict()
@@ -108,7 +108,7 @@ class Tower(nn.Module):
             if even or not comp_skip:
                 self.pool[str(layer)] = self._pooling()
                 self.ffn[str(layer)] = GdpaFeedForward(
-                    weight_tokens[layer], dim, e, config.heads, config.ffn_hidden, config.activation
+                    weight_tokens, dim, e, config.heads, config.ffn_hidden, config.activation
                 )
             if not even or not comp_skip:
                 shift = config.block_shift and len(self.attention) % 2 == 1

@@ -87,8 +87,9 @@ class WukongBlock(nn.Module):
 
     def macs(self) -> int:
         """Multiply-adds per sample."""
-        maps = sum(m.macs(self.dim) for m in self.modules() if isinstance(m, TokenMap))
-        return maps + linear_macs(self) + 2 * self.tokens_in * self.dim * self.config.rank
+        c = self.config
+        mapped = c.tokens_out + (c.compressed if c.projection == "attentive" else 0)
+        return self.tokens_in * self.dim * (mapped + 2 * c.rank) + linear_macs(self)
 
 
 class WukongExperts(nn.Module):
@@ -105,6 +106,7 @@ class WukongExperts(nn.Module):
         super().__init__()
         if experts > tokens_in:
             raise ConfigError(f"model.experts: expected at most one expert per token ({tokens_in}), found {experts}")
+        self.tokens_out = config.tokens_out * (experts if combine == "concat" else 1)
         self.parts = [list(range(m, tokens_in, experts)) for m in range(experts)]
         self.combine = combine
         self.experts = nn.ModuleList(WukongBlock(len(part), dim, config) for part in self.parts)
