@@ -90,9 +90,9 @@ def test_a_run_stores_its_calibration_and_uses_it(tmp_path: Path, options: dict[
     predict(run.folder, tmp_path / "out.parquet", registry=registry())
     parts = restore(run.folder, registry())
     with torch.no_grad():
-        batches = [(b, parts.module(b).logits["click"]) for b, _ in parts.batches("test")]
+        batches = [(b, parts.module(b).logits) for b, _ in parts.batches("test")]
     assert parts.calibrator is not None
-    expected = torch.cat([parts.calibrator({"click": z}, b.surface)["click"].sigmoid() for b, z in batches])
+    expected = torch.cat([parts.calibrator(z, b.surface)["click"].sigmoid() for b, z in batches])
     found = torch.tensor(pyarrow.parquet.read_table(tmp_path / "out.parquet")["click"].to_pylist())
     torch.testing.assert_close(found, expected)
 

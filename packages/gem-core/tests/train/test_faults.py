@@ -121,6 +121,7 @@ def test_without_a_compiler_or_when_it_fails(tmp_path: Path, monkeypatch: pytest
         raise ValueError("mine")
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch hides it, but here a warning is an error
 def test_compiled_parts_compute_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through the compiler's front end alone, which takes no C++ compiler, and the very look-up of tables."""
     monkeypatch.setenv("CXX", sys.executable)

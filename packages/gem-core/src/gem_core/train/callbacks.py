@@ -57,7 +57,7 @@ class Profiler(Callback):
         """A run shorter than asked for is reported as far as it went."""
         if self._state == "timing" and self._done > self._since:
             self._summarise(trainer)
-        if self._state != "before" and self._table:
+        if self._state in ("timed", "listing"):
             self._write(trainer)
 
     def _time(self, trainer: Any) -> None:
