@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from gem_core import recipe as recipes
 from gem_core.data.completejourney.reader import SCHEMA
+from gem_core.data.generated import GeneratedReader
 from gem_core.errors import ConfigError
 from gem_core.model.summary import Summary, summarise
 from gem_core.plugins import default_registry
@@ -126,12 +127,15 @@ def shrink(options: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_parameter_of_every_recipe_gets_a_gradient(name: str) -> None:
     recipe = recipes.load(SHIPPED[name])
-    given = recipe.data.schema_
-    value = Schema.load(SCHEMA) if given is None else Schema.parse(given)  # type: ignore[arg-type]
+    given, reader = recipe.data.schema_, recipe.data.reader
+    if reader.name == "generated":
+        value = GeneratedReader.schema_of(GeneratedReader.Config(**reader.options))
+    else:
+        value = Schema.load(SCHEMA) if given is None else Schema.parse(given)  # type: ignore[arg-type]
     hashed = {n: f.model_copy(update={"hash": None}) for n, f in value.sparse.items()}  # small tables
     schema = fitted(value.model_copy(update={"sparse": hashed}))
     lengths = {event: [9, 0, 3] for event in schema.events}
     model = stir(make_model(recipe.model.name, schema, **shrink(recipe.model.options))).train()
-    logits = model(make_batch(schema, (3, 2, 2), lengths)).logits
+    logits = model(make_batch(schema, (8, 5, 5), lengths)).logits
     torch.stack([(x * torch.randn(x.shape)).sum() for x in logits.values()]).sum().backward()
     assert not [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()]

@@ -23,7 +23,7 @@ from gem_core.data.batch import Batch
 from gem_core.model.events import EventTokens
 from gem_core.model.features import FeatureConfig, FeatureTokens, truncate
 from gem_core.model.heads import HeadConfig, Heads, check_hidden
-from gem_core.model.layers import MLP, ByName, linear_macs
+from gem_core.model.layers import MLP, ByName, linear_macs, packed
 from gem_core.model.pooling import Rote, Sequence
 from gem_core.protocols import ComponentConfig, Embedding, Output
 from gem_core.schema import Schema
@@ -69,8 +69,7 @@ class HSTULayer(nn.Module):
         return first, second
 
     def _heads(self, x: Tensor) -> Tensor:
-        out: Tensor = x.unflatten(1, (self.heads, -1))
-        return out.contiguous()
+        return packed(x.unflatten(1, (self.heads, -1)))
 
     def keys(self, history: Sequence) -> tuple[Tensor, Tensor]:
         """Rotated keys and values of the events, each (sum T, H, d)."""

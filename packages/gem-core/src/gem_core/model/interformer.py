@@ -27,7 +27,7 @@ from gem_core.model.events import EventTokens, check_event_types
 from gem_core.model.features import FeatureConfig, FeatureTokens, truncate
 from gem_core.model.heads import HeadConfig, Heads, check_hidden
 from gem_core.model.interaction import Interaction, Kind
-from gem_core.model.layers import ByName, TokenMap, rms_unit
+from gem_core.model.layers import ByName, TokenMap, packed, rms_unit
 from gem_core.model.pooling import Rote, Sequence
 from gem_core.model.sequence import SequenceAttention
 from gem_core.protocols import ComponentConfig, Embedding, Output
@@ -171,7 +171,7 @@ class AttentionPooling(nn.Module):
 
     def forward(self, sequence: Sequence) -> Tensor:
         key, value = self.key_value(self.norm(sequence.values)).chunk(2, dim=-1)
-        k, v = (x.unflatten(1, (self.heads, -1)).contiguous() for x in (key, value))
+        k, v = (packed(x.unflatten(1, (self.heads, x.shape[1] // self.heads))) for x in (key, value))
         if self.rote is not None:
             k = self.rote(k, sequence)
         q = rms_unit(self.queries).unflatten(1, (self.heads, -1)).to(k.dtype)
@@ -218,7 +218,7 @@ class SequenceTower(nn.Module):
         """The sequence behind its CLS tokens, xsum (Q, R, D)."""
         tokens = self.cls(xsum)
         n, r = sequence.values.shape[0], self.cls_tokens
-        index = torch.arange(len(sequence.offsets), device=tokens.device)
+        index = torch.arange(sequence.offsets.shape[0], device=tokens.device)
         offsets = sequence.offsets + r * index
         first = (offsets[:-1, None] + torch.arange(r, device=tokens.device)).flatten()
         place = torch.arange(n, device=tokens.device) + r * (ops.segment_ids(sequence.offsets, n) + 1)

@@ -23,6 +23,11 @@ def join(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
 
+def packed(part: Tensor) -> Tensor:
+    """A contiguous copy of a part of a tensor. `contiguous` asks torch.export whether a size is 1; this does not."""
+    return part.clone(memory_format=torch.contiguous_format)
+
+
 class TokenMap(nn.Module):
     """Linear map over the token axis: (B, N, D) -> (B, R, D).
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gem_core import ops
-from gem_core.model.layers import rms_unit
+from gem_core.model.layers import packed, rms_unit
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class HierarchicalSeedPooling(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """queries (B, n, D) or None; sequence_of_row (B,) or None where row b has sequence b. -> (Q, K, D), (B, n, D)."""
         key, value = self.key_value(self.norm(sequence.values)).chunk(2, dim=-1)
-        k, v = self._split(key), self._split(value.contiguous())
+        k, v = self._split(key), self._split(packed(value))
         if self.rote is not None:
             k = self.rote(k, sequence)
         q = self._split(self.query(rms_unit(self.seeds)))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gem_core import ops
-from gem_core.model.layers import TokenMap, rms_unit
+from gem_core.model.layers import TokenMap, packed, rms_unit
 from gem_core.model.pooling import Rote, Sequence
 
 Attention = Literal["block", "window", "full", "causal"]
@@ -79,10 +79,8 @@ class SequenceAttention(nn.Module):
     def forward(self, sequence: Sequence) -> Sequence:
         x = sequence.values
         qkv = self.qkv(self.norm(x)).view(x.shape[0], 3, self.heads, x.shape[1] // self.heads)
-        q, k, v = qkv[:, 0], qkv[:, 1], qkv[:, 2].contiguous()
-        if self.rote is not None:
-            q, k = self.rote(q, sequence), self.rote(k, sequence)
-        q, k = q.contiguous(), k.contiguous()
+        q, k = (packed(x) if self.rote is None else self.rote(x, sequence) for x in (qkv[:, 0], qkv[:, 1]))
+        v = packed(qkv[:, 2])
         offsets, longest = sequence.offsets, sequence.max_length
         if self.kind == "block":
             out = ops.block_attention(q, k, v, offsets, longest, block=self.size, shift=self.shift)

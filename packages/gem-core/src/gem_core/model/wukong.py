@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gem_core.errors import ConfigError
-from gem_core.model.layers import MLP, TokenMap, join, linear_macs, map_tokens
+from gem_core.model.layers import MLP, TokenMap, join, linear_macs, map_tokens, packed
 from gem_core.protocols import ComponentConfig
 
 
@@ -79,7 +79,7 @@ class WukongBlock(nn.Module):
         attentive = self.config.projection == "attentive"
         mapped = map_tokens(torch.cat([linear, self.compress.weight]) if attentive else linear, x)
         kept = mapped[:, : self.config.tokens_out]
-        compressed = mapped[:, self.config.tokens_out :] if attentive else None
+        compressed = packed(mapped[:, self.config.tokens_out :]) if attentive else None
         fm = self.mlp(self.norm(self.interaction(x, compressed).flatten(1))).view(-1, self.config.fm_tokens, self.dim)
         out = kept if isinstance(self.residual, TokenMap) else kept + x
         result: Tensor = self.out_norm(out + F.pad(fm, (0, 0, 0, self.config.linear_tokens)))
