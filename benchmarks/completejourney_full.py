@@ -1,6 +1,6 @@
 """The whole Complete Journey log: Kunlun against DIN, DCNv2 and LightGBM over seeds, and what each part of Kunlun adds.
 
-    python benchmarks/completejourney_full.py [--seeds 0 1 2] [--only kunlun din ...] [--jobs 2] [--out runs/completejourney-full]
+    python benchmarks/completejourney_full.py [--seeds 0 1 2 3 4] [--only kunlun din ...] [--jobs 2] [--out runs/completejourney-full]
 
 Every model has the same rows, features, objectives and time split; a run's checkpoint is chosen on the validation weeks.
 `--jobs` runs of one thread each go side by side, the longest first. Runs that are finished in the folder are not repeated.
