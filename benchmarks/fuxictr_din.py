@@ -4,7 +4,7 @@
 # ///
 """GEM against FuxiCTR's DIN on the Complete Journey log: training speed (the default), and DIN's quality (`--quality`).
 
-    nox -s bench -- fuxictr_din [--recipe recipes/completejourney-full.yaml] [--rows 60000] [--repeats 3]
+    nox -s bench -- fuxictr_din [--recipe recipes/completejourney-full.yaml] [--rows 60000] [--repeats 3] [--threads 1]
     nox -s bench -- fuxictr_din --quality
 
 DIN is the one in FuxiCTR's wheel with FuxiCTR's own defaults (attention MLP 64 with Dice, 512-128-64 layers, Adam), its
@@ -426,7 +426,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change GEM's recipe")
     parser.add_argument("--rows", type=int, default=60_000, help="training rows of the speed runs")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1, help="of each side")
     parser.add_argument("--batch-rows", type=int, default=2048, help="DIN's batch")
     parser.add_argument("--log", type=Path, help="the prepared log (default: prepared into the reader's cache)")
     parser.add_argument("--work", type=Path, default=root.parent / "runs/fuxictr_din", help="for files and state")
@@ -442,7 +442,7 @@ def main() -> None:
     mode = quality if given.quality else speed
     result = mode(given, given.work, folder)
     print(json.dumps({name: value for name, value in result.items() if name != "runs"}, indent=1))
-    write(given.out, mode.__name__, result)
+    write(given.out, "quality" if given.quality else f"speed, threads: {given.threads}", result)
 
 
 if __name__ == "__main__":
