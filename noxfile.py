@@ -22,7 +22,7 @@ PYPROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 PACKAGES = ["gem-core", "gem-kernels", "gem-parallel", "gem-distill", "gem-serve"]
 EXAMPLE = "examples/gem-plugin-example"
 CORE_EXTRAS = "demo,safetensors,sweep,tensorboard"  # what gem-core's own tests use
-EVIDENCE = ["joint"]  # benchmarks that show a claim of the results page
+EVIDENCE = ["joint", "models"]  # benchmarks that show a claim of the results page
 CONSTRAINTS = ("-c", "constraints/cpu.txt")
 WORKERS = ("-n", "auto", "--maxprocesses=8")
 PYTEST_ENV = {"OMP_NUM_THREADS": "1"}  # one worker per core: torch's own threads would only get in the way

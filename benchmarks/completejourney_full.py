@@ -59,10 +59,11 @@ def neural(name: str, seed: int, out: Path) -> dict[str, float]:
     folder = out / f"{name.replace(' ', '-')}-{seed}"
     given = (*overrides, f"seed={seed}", f"output={folder}", "trackers=[jsonl]", "trainer.threads=1", "data.workers=0")
     run = train_model(load(ROOT / "recipes" / recipe, given), default_registry())
-    return {**run.test, "validation/joint/ne": run.validation["joint/ne"], **_speed(folder)}
+    return {**run.test, "validation/joint/ne": run.validation["joint/ne"], **speed_of(folder)}
 
 
-def _speed(folder: Path) -> dict[str, float]:
+def speed_of(folder: Path) -> dict[str, float]:
+    """Medians of what the log lines say of speed, and the minutes of training."""
     lines = [json.loads(line) for line in (folder / "speed.jsonl").read_text().splitlines()]
     speeds = {
         name: statistics.median(line[name] for line in lines if name in line)
@@ -80,7 +81,7 @@ def trees(out: Path) -> dict[str, float]:
     features = TreeFeatures(reader.schema, WIDE_IDS)
     trees_options = TreeOptions(learning_rate=0.08, leaves=127, trees=1500, patience=30, threads=1)
     found = train_trees(reader, data, out / "lightgbm", features, trees_options).test
-    return {**found, **_speed(out / "lightgbm")}
+    return {**found, **speed_of(out / "lightgbm")}
 
 
 def spread(values: list[float]) -> dict[str, float]:
