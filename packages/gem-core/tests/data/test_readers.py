@@ -226,7 +226,7 @@ def test_split_by_column_and_by_time() -> None:
     assert by_column.load("test").row_id.tolist() == [2], "its place in the log"
     by_time = memory(split={"validation_from": 5, "test_from": 9})
     assert [by_time.rows(s) for s in ("train", "validation", "test")] == [2, 1, 1]
-    assert by_time.load("test").ids["ad"].values.tolist() == [1], "an ad that training never saw"
+    assert by_time.load("test").ids.of("ad").tolist() == [1], "an ad that training never saw"
     only_test = memory(split={"test_from": 5})
     assert only_test.splits() == ["train", "test"] and only_test.rows("test") == 2
     assert memory(rows=named, split={"validation_from": 2}).rows("validation") == 2
@@ -248,7 +248,7 @@ def test_separate_files_for_each_split() -> None:
 def test_a_fitted_schema_is_not_fitted_again() -> None:
     fitted = memory().schema
     again = MemoryReader(MemoryReader.Config(rows=ROWS.slice(3)), fitted)
-    assert again.schema is fitted and again.load("train").ids["ad"].values.tolist() == [4]
+    assert again.schema is fitted and again.load("train").ids.of("ad").tolist() == [4]
 
 
 def test_unlabelled_rows() -> None:

@@ -32,8 +32,8 @@ def test_the_matrix_holds_each_feature_of_each_row(reader: CompleteJourneyReader
     np.testing.assert_array_equal(at["household_count"], rows.request_dense[request, place])
     place = reader.schema.names("dense", "row").index("product_count")
     np.testing.assert_array_equal(at["product_count"], rows.dense[:, place])
-    np.testing.assert_array_equal(at["type"], rows.ids["type"].values)
-    np.testing.assert_array_equal(at["store"], rows.request_ids["store"].values[request])
+    np.testing.assert_array_equal(at["type"], rows.ids.of("type"))
+    np.testing.assert_array_equal(at["store"], rows.request_ids.of("store")[request])
     np.testing.assert_array_equal(at["surface"], rows.surface)
 
 

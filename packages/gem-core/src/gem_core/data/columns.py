@@ -84,23 +84,25 @@ class Joined(Source):
 
 @dataclass(frozen=True)
 class Column:
-    """One column: `values` (dictionaries decoded), its name, what it is for, and where it is from.
+    """One column: `values` (dictionaries decoded, see `column`), its name, what it is for, and where it is from.
 
-    `owner`: row of each value where the values are those of lists (then a message names the row of the list).
+    `offsets`: (rows + 1,) where the values are those of lists: those of row i are offsets[i] .. offsets[i + 1] - 1 (a
+    message names the row of the list).
     """
 
     values: pa.Array
     name: str
     role: str
     source: Source
-    owner: Ints | None = None
+    offsets: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.values)
 
     def place(self, i: int) -> str:
         """File, row and column of value `i`."""
-        return f'{self.source.at(i if self.owner is None else int(self.owner[i]))}, column "{self.name}" ({self.role})'
+        row = i if self.offsets is None else int(np.searchsorted(self.offsets, i, side="right")) - 1
+        return f'{self.source.at(row)}, column "{self.name}" ({self.role})'
 
     def fail(self, i: int, expected: str, hint: str = "") -> NoReturn:
         """Raise a DataError for value `i`."""
@@ -120,6 +122,8 @@ class Column:
 
     def nulls(self) -> Bools:
         """(n,) where there is no value."""
+        if not self.values.null_count:
+            return np.zeros(len(self), np.bool_)
         out: Bools = self.values.is_null().to_numpy(zero_copy_only=False)
         return out
 
@@ -161,8 +165,10 @@ class Column:
         return self.values.cast(pa.int64()) if pa.types.is_integer(kind) else self.values
 
     def ids(self) -> pa.Array:
-        """Ids as an int64 or string array (nulls kept)."""
+        """Ids as an int64 or string array (nulls kept); of a column taken `encoded`, texts may be a dictionary."""
         kind = self.values.type
+        if _is_text_dictionary(kind):
+            return self.values
         if pa.types.is_null(kind):
             return self.values.cast(pa.int64())
         if pa.types.is_string(kind):
@@ -190,7 +196,8 @@ class Column:
         else:
             self._wrong_type("seconds since 1970 (integers) or timestamps")
         out: Ints = values.to_numpy(zero_copy_only=False)
-        self.check(np.abs(out) > LATEST_SECOND, "seconds since 1970", "; are these milliseconds?")
+        if len(out) and (out.min() < -LATEST_SECOND or out.max() > LATEST_SECOND):
+            self.check(np.abs(out) > LATEST_SECOND, "seconds since 1970", "; are these milliseconds?")
         return out
 
     def flags(self) -> Bools:
@@ -227,18 +234,20 @@ class Column:
             out[same] = np.logical_or.reduceat(_unequal(one, other, np.ones(len(at), np.bool_)), first)
         return out
 
-    def lists(self) -> tuple[Column, Ints]:
-        """The values of all lists as a column, and (n + 1,) offsets; no list is an empty one."""
+    def lists(self, encoded: bool = False) -> tuple[Column, Ints]:
+        """The values of all lists as a column (`encoded`: see `column`), and (n + 1,) offsets; no list is an empty one."""
         kind = self.values.type
         if pa.types.is_null(kind):
             return Column(pa.nulls(0), self.name, self.role, self.source), np.zeros(len(self) + 1, np.int64)
         if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
             self._wrong_type("lists")
-        lengths = pc.fill_null(pc.list_value_length(self.values), 0).to_numpy(zero_copy_only=False)
+        lengths = pc.list_value_length(self.values)
+        if lengths.null_count:
+            lengths = pc.fill_null(lengths, 0)
         offsets = np.zeros(len(self) + 1, np.int64)
-        np.cumsum(lengths, out=offsets[1:])
-        owner = np.repeat(np.arange(len(self)), lengths)
-        return Column(_plain(self.values.flatten()), self.name, self.role, self.source, owner), offsets
+        np.cumsum(lengths.to_numpy(zero_copy_only=False), out=offsets[1:])
+        values = _decoded([self.values.flatten()], encoded)[0]
+        return Column(values, self.name, self.role, self.source, offsets), offsets
 
 
 def _unequal(one: pa.Array, other: pa.Array, rows: Bools) -> Bools:
@@ -262,21 +271,31 @@ def _plain(values: pa.Array) -> pa.Array:
     return values.cast(kind.value_type) if pa.types.is_dictionary(kind) else values
 
 
-def column(table: pa.Table, name: str, role: str, source: Source) -> Column:
-    """A column of the table by name.
+def _is_text_dictionary(kind: pa.DataType) -> bool:
+    return pa.types.is_dictionary(kind) and bool(pa.types.is_string(kind.value_type))
+
+
+def _decoded(chunks: list[pa.Array], encoded: bool) -> list[pa.Array]:
+    """The chunks with dictionaries decoded, but for those of texts if `encoded`."""
+    if encoded and all(_is_text_dictionary(c.type) and not c.dictionary.null_count for c in chunks):
+        return chunks
+    return [_plain(c) for c in chunks]
+
+
+def column(table: pa.Table, name: str, role: str, source: Source, encoded: bool = False) -> Column:
+    """A column of the table by name. `encoded`: texts that are dictionary-encoded stay so (values may then be few).
 
     Raises:
         DataError: there is none (the nearest name is given).
     """
-    places = table.schema.get_all_field_indices(name)
-    if not places:
-        raise DataError(
-            f'{source.name}: no column "{name}" ({role}){nearest(name, source.columns or table.column_names)}'
-        )
-    if len(places) > 1:
-        raise DataError(f'{source.name}: two columns are called "{name}" ({role})')
-    found = table.column(places[0])
-    chunks = [_plain(c) for c in found.chunks]
+    try:
+        found = table.column(name)
+    except KeyError as error:  # none of this name, or several
+        if name in table.column_names:
+            raise DataError(f'{source.name}: two columns are called "{name}" ({role})') from error
+        hint = nearest(name, source.columns or table.column_names)
+        raise DataError(f'{source.name}: no column "{name}" ({role}){hint}') from error
+    chunks = _decoded(found.chunks, encoded)
     if len(chunks) == 1:
         return Column(chunks[0], name, role, source)
     return Column(pa.concat_arrays(chunks) if chunks else _plain(pa.nulls(0, found.type)), name, role, source)

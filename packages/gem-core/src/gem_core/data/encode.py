@@ -15,18 +15,30 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
-import torch
 
 from gem_core.data.batch import Batch
 from gem_core.data.columns import Column, Ints, Source, column
-from gem_core.data.ids import Vocabulary, column_keys, factorize, hashed
-from gem_core.data.rows import Array, Dense, EncodedRows, EventLog, IdColumn, IdCounts, UserEvents
+from gem_core.data.ids import column_keys
+from gem_core.data.lookup import Lookup
+from gem_core.data.rows import (
+    Array,
+    Dense,
+    EncodedRows,
+    EventLog,
+    IdColumn,
+    IdCounts,
+    Ids,
+    UserEvents,
+    by_column,
+    by_row,
+    joined,
+)
 from gem_core.data.tables import records_table
 from gem_core.data.targets import Targets
 from gem_core.data.values import (
@@ -35,6 +47,7 @@ from gem_core.data.values import (
     Unlabelled,
     dense_values,
     inline_column,
+    inline_columns,
     label_columns,
     request_features,
     row_columns,
@@ -43,40 +56,14 @@ from gem_core.data.values import (
     vector_values,
 )
 from gem_core.errors import DataError, nearest
-from gem_core.schema import FIRST_KNOWN, MISSING, UNSEEN, Level, Schema
+from gem_core.schema import Level, Schema
 
 __all__ = ["EncodedRows", "Encoder", "EventLog", "Tables", "encode", "encoder_of"]
 
+_LEVELS: tuple[Level, Level] = ("row", "request")
+
 Tables = Iterable[tuple[pa.Table, Source]]
 """A log, piece by piece, each with where it is from."""
-
-
-class _Lookup:
-    """Ids of one table."""
-
-    def __init__(self, schema: Schema, table: str) -> None:
-        self.options = schema.sparse_options(table)
-        self.rows = schema.table_rows(table)
-        self.vocabulary: Vocabulary | None = None
-        if self.options.hash is None:
-            given = self.options.vocabulary
-            self.vocabulary = Vocabulary(schema.require_fitted().vocabularies[table] if given is None else given)
-
-        self.direct = None
-        if self.vocabulary is not None and self.options.unseen != "hash":
-            self.direct = self.vocabulary.table(FIRST_KNOWN, UNSEEN)
-
-    def __call__(self, distinct: pa.Array) -> tuple[Ints, npt.NDArray[np.bool_]]:
-        """(n,) ids of distinct values, and which are not in the vocabulary."""
-        if self.vocabulary is None:
-            return FIRST_KNOWN + hashed(distinct, self.options.hash or 1), np.zeros(len(distinct), np.bool_)
-        place = self.vocabulary.lookup(distinct)
-        unseen = place < 0
-        if self.options.unseen == "hash":
-            other = FIRST_KNOWN + len(self.vocabulary) + hashed(distinct, self.options.unseen_buckets)
-        else:
-            other = np.full(len(distinct), UNSEEN)
-        return np.where(unseen, other, FIRST_KNOWN + place), unseen
 
 
 class Encoder:
@@ -84,30 +71,15 @@ class Encoder:
 
     def __init__(self, schema: Schema) -> None:
         self.schema = schema
-        self._lookups = {table: _Lookup(schema, table) for table in schema.tables()}
-        self._tables = {key: schema.table_of(key) for key in schema.sparse_keys()}
+        lookups = {table: Lookup(schema, table) for table in schema.tables()}
+        self._lookups = {key: lookups[schema.table_of(key)] for key in schema.sparse_keys()}
 
-    def ids(self, key: str, values: Column, counts: dict[str, IdCounts]) -> npt.NDArray[np.int32]:
-        """(n,) ids of a lookup key's values; `counts` is added to."""
-        given = values.ids()
-        table = self._tables[key]
-        lookup = self._lookups[table]
-        if lookup.direct is not None and pa.types.is_integer(given.type):
-            place = pc.fill_null(given, 0).to_numpy().view(np.uint64)  # a negative one is beyond the end, too
-            out: npt.NDArray[np.int32] = lookup.direct[np.minimum(place, len(lookup.direct) - 1).view(np.int64)]
-            if given.null_count:
-                out[values.nulls()] = MISSING
-            strange = out == UNSEEN
-        else:
-            codes, distinct = factorize(given)
-            mapped, unseen = lookup(distinct)
-            # The last entry serves code -1, no value.
-            strange = np.append(unseen, False)[codes]
-            out = np.append(mapped, MISSING)[codes].astype(np.int32)
-        if lookup.options.unseen == "error" and lookup.vocabulary is not None and strange.any():
-            i = int(strange.argmax())
-            values.fail(i, f'one of the {len(lookup.vocabulary)} ids of table "{table}" (unseen: error)')
-        counts[key] = counts.get(key, IdCounts()) + IdCounts(len(given), given.null_count, int(strange.sum()))
+    def ids(
+        self, key: str, values: Column, counts: dict[str, IdCounts], out: npt.NDArray[np.int32] | None = None
+    ) -> npt.NDArray[np.int32]:
+        """(n,) ids of a lookup key's values, written to `out`, if given; `counts` is added to."""
+        out = np.empty(len(values), np.int32) if out is None else out
+        counts[key] = counts.get(key, IdCounts()) + self._lookups[key].encode(values, out)
         return out
 
     def standardised(self, key: str, values: npt.NDArray[np.floating[Any]], out: Dense | None = None) -> Dense:
@@ -130,32 +102,36 @@ class Encoder:
         return builder.finish()
 
     def dense(self, table: pa.Table, source: Source, level: Level) -> Dense:
-        """(n, features of the level) standardised numbers."""
+        """(features of the level, n) standardised numbers."""
         names = self.schema.names("dense", level)
-        out = np.empty((len(names), len(table)), np.float32)  # turned round at the end: columns stay in the cache
+        out = by_column(len(names), len(table), np.float32)
         for i, name in enumerate(names):
             feature = self.schema.dense[name]
             values = column(table, feature.column or name, f"dense feature {name}", source)
             self.standardised(name, dense_values(values, feature), out[i])
-        turned: Dense = torch.from_numpy(out).t().contiguous().numpy()
-        return turned
+        return out
 
-    def sparse(self, table: pa.Table, source: Source, level: Level, counts: dict[str, IdCounts]) -> dict[str, IdColumn]:
-        """Ids of the level's sparse features."""
-        out = {}
-        for name in self.schema.names("sparse", level):
+    def sparse(
+        self, table: pa.Table, source: Source, level: Level, counts: dict[str, IdCounts]
+    ) -> tuple[npt.NDArray[np.int32], dict[str, IdColumn]]:
+        """(features with one id a row, n) ids of the level's sparse features, and those of the others by name."""
+        names = self.schema.names("sparse", level)
+        single = by_column(sum(not self.schema.sparse[n].multi for n in names), len(table), np.int32)
+        several: dict[str, IdColumn] = {}
+        rows = iter(single)
+        for name in names:
             feature = self.schema.sparse[name]
-            values = column(table, feature.column or name, f"sparse feature {name}", source)
+            values = column(table, feature.column or name, f"sparse feature {name}", source, encoded=True)
             if not feature.multi:
-                out[name] = IdColumn(self.ids(name, values, counts), None, 1)
+                self.ids(name, values, counts, next(rows))
                 continue
-            inner, offsets = values.lists()
+            inner, offsets = values.lists(encoded=True)
             ids = self.ids(name, inner, counts)
             lengths = np.minimum(np.diff(offsets), feature.max_length)
             position = np.arange(len(ids)) - np.repeat(offsets[:-1], np.diff(offsets))
             kept = np.concatenate([[0], np.cumsum(lengths)])
-            out[name] = IdColumn(ids[position < feature.max_length], kept, feature.max_length)
-        return out
+            several[name] = IdColumn(ids[position < feature.max_length], kept, feature.max_length)
+        return single, several
 
     def vectors(self, table: pa.Table, source: Source, level: Level) -> dict[str, Dense]:
         """Vectors of the level's vector features, each (n, width)."""
@@ -192,27 +168,24 @@ class Encoder:
             users.append(column_keys(user.ids()))
             times.append(column(table, kind.time or self.schema.time, f"time of {event} events", source).times())
             for name, options in kind.fields.items():
-                values = column(table, options.column or name, f"field {event}.{name}", source)
+                values = column(table, options.column or name, f"field {event}.{name}", source, encoded=True)
                 fields[name].append(self.field(event, name, values, counts))
-        joined = {n: _join(v, self.field_type(event, n)) for n, v in fields.items()}
-        return UserEvents.of(_join(users, np.int64), _join(times, np.int64), joined)
+        encoded = {n: joined(v, self.field_type(event, n)) for n, v in fields.items()}
+        return UserEvents.of(joined(users, np.int64), joined(times, np.int64), encoded)
 
     def field(self, event: str, name: str, values: Column, counts: dict[str, IdCounts]) -> Array:
         """(n,) encoded values of an event field: int32 ids or float32 numbers."""
         options, key = self.schema.events[event].fields[name], f"{event}.{name}"
         if options.kind == "sparse":
             return self.ids(key, values, counts)
-        return np.nan_to_num(self.standardised(key, dense_values(values, options)))
+        out = self.standardised(key, dense_values(values, options))
+        if len(out) and not (out.min() > -np.inf and out.max() < np.inf):  # or there is a NaN, which both give then
+            np.nan_to_num(out, copy=False)
+        return out
 
     def field_type(self, event: str, name: str) -> type[np.generic]:
         """Type of what `field` gives."""
         return np.int32 if self.schema.events[event].fields[name].kind == "sparse" else np.float32
-
-
-def _join(parts: Sequence[Array], kind: type[np.generic] = np.generic) -> Any:
-    if len(parts) == 1:
-        return parts[0]
-    return np.concatenate(parts) if parts else np.empty(0, kind)
 
 
 def _join_ids(parts: Sequence[pa.Array]) -> pa.ChunkedArray:
@@ -261,7 +234,7 @@ class _RowsBuilder:
         starts, user, time, before = self._requests(table, source)
         self._check_shared(table, source, starts)
         self._identify(table, source, row_id)
-        heads, heads_source = table.take(pa.array(starts)), source.take(starts, len(table))
+        heads, heads_source = self._heads(table, source, starts)
         self._flat(
             starts=starts + self.rows_kept,
             user=user[starts],
@@ -273,8 +246,6 @@ class _RowsBuilder:
             request_dense=encoder.dense(heads, heads_source, "request"),
         )
         self._group(
-            ids=encoder.sparse(table, source, "row", self.counts),
-            request_ids=encoder.sparse(heads, heads_source, "request", self.counts),
             vectors=encoder.vectors(table, source, "row"),
             request_vectors=encoder.vectors(heads, heads_source, "request"),
             labels=targets.labels,
@@ -282,10 +253,26 @@ class _RowsBuilder:
             weights=targets.weights,
             rates=targets.rates,
         )
+        for level, of_level, whence in zip(_LEVELS, (table, heads), (source, heads_source), strict=True):
+            single, several = encoder.sparse(of_level, whence, level, self.counts)
+            self._flat(**{f"{level}_single": single})
+            self._group(**{f"{level}_several": several})
         if self.log is None:
             for event, parts in self.inline.items():
                 parts.append(self._inline(event, heads, heads_source, before[starts]))
         self.rows_kept += len(table)
+
+    def _heads(self, table: pa.Table, source: Source, starts: Ints) -> tuple[pa.Table, Source]:
+        """The first row of each request: what is of the request."""
+        if len(starts) == len(table):
+            return table, source
+        schema = self.schema
+        wanted = {schema.user, *request_features(schema)}  # a table of no columns would have no rows
+        if self.log is None:
+            wanted.update(p for e in schema.events for places in inline_columns(schema, e).values() for p in places)
+        # All names stay those of messages.
+        source = replace(source.take(starts, len(table)), columns=source.columns or tuple(table.column_names))
+        return table.select([n for n in table.column_names if n in wanted]).take(pa.array(starts)), source
 
     def _row_id(self, table: pa.Table, source: Source) -> Ints:
         first, self.rows_seen = self.rows_seen, self.rows_seen + len(table)
@@ -350,7 +337,7 @@ class _RowsBuilder:
         goes_on[starts] = False
         shared = len(starts) < len(table)
         for name, role in request_features(self.schema).items():
-            values = column(table, name, role, source)
+            values = column(table, name, role, source, encoded=not shared)  # of the others only the last is needed
             last, self.last_features[name] = self.last_features.get(name), values.values[-1:]
             if not shared:
                 continue
@@ -365,14 +352,18 @@ class _RowsBuilder:
         """Events of one type from the list columns of requests' first rows."""
         times, offsets = inline_column(self.schema, heads, event, "time", source).lists()
         time = times.times()
-        owner = np.repeat(np.arange(len(heads)), np.diff(offsets))
-        same = owner[1:] == owner[:-1]
-        times.check(np.append(False, same & (time[1:] < time[:-1])), "times in order, oldest event first")
-        times.check(time >= before[owner], f"a time before {event} history ends (a later event is a leak)")
+        back = np.zeros(len(time) + 1, np.bool_)
+        np.less(time[1:], time[:-1], out=back[1:-1])
+        back[offsets] = False  # the first of a request comes after no other
+        times.check(back[:-1], "times in order, oldest event first")
+        filled = offsets[1:] > offsets[:-1]
+        if (time[offsets[1:][filled] - 1] >= before[filled]).any():  # the newest of each
+            late = time >= np.repeat(before, np.diff(offsets))
+            times.check(late, f"a time before {event} history ends (a later event is a leak)")
         out: dict[str, Array] = {"time": time, "lengths": np.diff(offsets)}
         for name in self.schema.events[event].fields:
             whole = inline_column(self.schema, heads, event, name, source)
-            values, own = whole.lists()
+            values, own = whole.lists(encoded=True)
             wrong = np.diff(own) != np.diff(offsets)
             if wrong.any():
                 i = int(wrong.argmax())
@@ -384,14 +375,14 @@ class _RowsBuilder:
     def _inline_log(self) -> tuple[EventLog, dict[str, tuple[Ints, Ints]]]:
         types, spans = {}, {}
         for event, parts in self.inline.items():
-            lengths = _join([p["lengths"] for p in parts], np.int64)
+            lengths = joined([p["lengths"] for p in parts], np.int64)
             offsets = np.concatenate([[0], np.cumsum(lengths)])
             types[event] = UserEvents(
                 users=np.arange(len(lengths)),
                 offsets=offsets,
-                time=_join([p["time"] for p in parts], np.int64),
+                time=joined([p["time"] for p in parts], np.int64),
                 fields={
-                    n: _join([p[f"field.{n}"] for p in parts], self.encoder.field_type(event, n))
+                    n: joined([p[f"field.{n}"] for p in parts], self.encoder.field_type(event, n))
                     for n in self.schema.events[event].fields
                 },
             )
@@ -401,12 +392,19 @@ class _RowsBuilder:
 
     def finish(self) -> EncodedRows:
         """All pieces as one."""
-        flat: dict[str, Any] = {name: _join(self.flat.pop(name)) for name in list(self.flat)}
+        flat: dict[str, Any] = {}
+        for name in list(self.flat):
+            join: Any = by_row if name.endswith(("dense", "single")) else joined
+            flat[name] = join(self.flat.pop(name))
         groups: dict[str, Any] = {}
         for name in list(self.groups):
             parts = self.groups.pop(name)
-            join: Any = IdColumn.concat if name.endswith("ids") else _join
+            join = IdColumn.concat if name.endswith("several") else joined
             groups[name] = {key: join([part.pop(key) for part in parts]) for key in list(parts[0])}
+        row_ids, request_ids = (
+            Ids(tuple(self.schema.names("sparse", level)), flat.pop(f"{level}_single"), groups.pop(f"{level}_several"))
+            for level in _LEVELS
+        )
         starts, before = flat.pop("starts"), flat.pop("before")
         log, limits = self.log, {event: kind.max_length for event, kind in self.schema.events.items()}
         if log is None:
@@ -418,6 +416,8 @@ class _RowsBuilder:
             spans=spans,
             log=log,
             max_lengths=limits,
+            ids=row_ids,
+            request_ids=request_ids,
             identity=pa.table({role: _join_ids(parts) for role, parts in self.identity.items()}),
             counts=self.counts,
             **flat,

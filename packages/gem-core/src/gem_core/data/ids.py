@@ -28,7 +28,8 @@ _MIN, _MAX = -(2**63), 2**63 - 1
 def factorize(values: pa.Array) -> tuple[Ints, pa.Array]:
     """(n,) index of each value among the distinct ones, -1 for null; and the distinct values."""
     encoded = values.dictionary_encode()
-    codes: Ints = pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
+    indices = pc.fill_null(encoded.indices, -1) if encoded.null_count else encoded.indices
+    codes: Ints = indices.to_numpy(zero_copy_only=False).astype(np.int64)
     return codes, encoded.dictionary
 
 

@@ -9,7 +9,7 @@ state; what they leave over is dealt anew, in the same manner, whenever that sta
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from gem_core.errors import DataError
@@ -60,7 +60,7 @@ class Position:
 
     def state(self) -> dict[str, Any]:
         """As JSON."""
-        return {**asdict(self), "deals": [list(map(list, deal.at)) for deal in self.deals]}
+        return {**vars(self), "deals": [list(map(list, deal.at)) for deal in self.deals]}
 
     @staticmethod
     def of(state: Mapping[str, Any]) -> Position:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,14 @@ from gem_core.data.columns import Ints
 
 Array = npt.NDArray[np.generic]
 Dense = npt.NDArray[np.float32]
+Kind = TypeVar("Kind", bound=np.generic)
+
+
+def joined(parts: Sequence[Array], kind: type[np.generic] = np.generic) -> Any:
+    """All parts in one array; of type `kind` if there are none."""
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate(parts) if parts else np.empty(0, kind)
 
 
 def spread(start: Ints, length: Ints) -> tuple[Ints, Ints]:
@@ -40,12 +49,28 @@ def _tensor(values: Array) -> torch.Tensor:
     return torch.from_numpy(values.astype(np.int64) if values.dtype == np.int32 else values)
 
 
+def by_column(columns: int, rows: int, kind: type[Kind]) -> npt.NDArray[Kind]:
+    """An empty (columns, rows) array to fill by columns, for `by_row`."""
+    # Columns a power of two apart would share a few lines of the cache when they are turned round.
+    return np.empty((columns, rows + 16), kind)[:, :rows]
+
+
+def by_row(parts: Sequence[npt.NDArray[Kind]]) -> npt.NDArray[Kind]:
+    """(sum of rows, columns) of parts (columns, rows of it): one copy joins them and turns them round."""
+    out = np.empty((sum(part.shape[1] for part in parts), len(parts[0])), parts[0].dtype)
+    first = 0
+    for part in parts:
+        out[first : first + part.shape[1]] = part.T
+        first += part.shape[1]
+    return out
+
+
 @dataclass(frozen=True)
 class IdColumn:
-    """Ids of n rows: one each (`offsets` None), or segments."""
+    """Ids of n rows in segments: those of row i are offsets[i] .. offsets[i + 1] - 1."""
 
     values: npt.NDArray[np.int32]
-    offsets: Ints | None
+    offsets: Ints
     max_length: int
 
     @staticmethod
@@ -54,24 +79,43 @@ class IdColumn:
         if len(parts) == 1:
             return parts[0]
         values = np.concatenate([p.values for p in parts])
-        lengths = [np.diff(p.offsets) for p in parts if p.offsets is not None]
-        if not lengths:
-            return IdColumn(values, None, parts[0].max_length)
-        offsets = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
+        offsets = np.concatenate([[0], np.cumsum(np.concatenate([np.diff(p.offsets) for p in parts]))])
         return IdColumn(values, offsets, parts[0].max_length)
 
+    def take(self, index: Ints) -> Jagged:
+        """The segments of rows `index`."""
+        start = self.offsets[index]
+        inner, offsets = spread(start, self.offsets[index + 1] - start)
+        return Jagged(_tensor(self.values.take(inner)), torch.from_numpy(offsets), self.max_length)
 
-def _take_ids(columns: Mapping[str, IdColumn], index: Ints) -> dict[str, Jagged]:
-    single = torch.arange(len(index) + 1)
-    out = {}
-    for name, column in columns.items():
-        if column.offsets is None:
-            out[name] = Jagged(_tensor(column.values[index]), single, 1)
-        else:
-            start = column.offsets[index]
-            inner, offsets = spread(start, column.offsets[index + 1] - start)
-            out[name] = Jagged(_tensor(column.values[inner]), torch.from_numpy(offsets), column.max_length)
-    return out
+
+@dataclass(frozen=True)
+class Ids:
+    """The sparse features of n rows.
+
+    Attributes:
+        names: all, in the schema's order.
+        single: (n, features with one id a row) their ids, in the order of `names`.
+        several: the features that may have several ids a row.
+    """
+
+    names: tuple[str, ...]
+    single: npt.NDArray[np.int32]
+    several: dict[str, IdColumn]
+
+    def of(self, name: str) -> npt.NDArray[np.int32]:
+        """(n,) ids of a feature with one id a row."""
+        one: npt.NDArray[np.int32] = self.single[:, [n for n in self.names if n not in self.several].index(name)]
+        return one
+
+    def take(self, index: Ints) -> dict[str, Jagged]:
+        """All features of rows `index`."""
+        edges = torch.arange(len(index) + 1)
+        single = iter(torch.from_numpy(self.single.take(index, 0).T.astype(np.int64, order="C")))
+        return {
+            name: self.several[name].take(index) if name in self.several else Jagged(next(single), edges, 1)
+            for name in self.names
+        }
 
 
 @dataclass(frozen=True)
@@ -154,8 +198,8 @@ class EncodedRows:
     max_lengths: dict[str, int]
     dense: Dense
     request_dense: Dense
-    ids: dict[str, IdColumn]
-    request_ids: dict[str, IdColumn]
+    ids: Ids
+    request_ids: Ids
     vectors: dict[str, Dense]
     request_vectors: dict[str, Dense]
     surface: npt.NDArray[np.int32]
@@ -187,19 +231,19 @@ class EncodedRows:
             stored, limit = self.log.types[name], self.max_lengths[name]
             index, offsets = spread_back(first[requests], end[requests])
             edges = torch.from_numpy(offsets)
-            events[name] = {"time": Jagged(torch.from_numpy(stored.time[index]), edges, limit)} | {
-                f: Jagged(_tensor(values[index]), edges, limit) for f, values in stored.fields.items()
+            events[name] = {"time": Jagged(torch.from_numpy(stored.time.take(index)), edges, limit)} | {
+                f: Jagged(_tensor(values.take(index)), edges, limit) for f, values in stored.fields.items()
             }
 
         def of_rows(columns: Mapping[str, Dense]) -> dict[str, torch.Tensor]:
-            return {name: torch.from_numpy(values[rows]) for name, values in columns.items()}
+            return {name: torch.from_numpy(values.take(rows, 0)) for name, values in columns.items()}
 
         return Batch(
-            dense=torch.from_numpy(self.dense[rows]),
-            ids=_take_ids(self.ids, rows),
+            dense=torch.from_numpy(self.dense.take(rows, 0)),
+            ids=self.ids.take(rows),
             vectors=of_rows(self.vectors),
-            request_dense=torch.from_numpy(self.request_dense[requests]),
-            request_ids=_take_ids(self.request_ids, requests),
+            request_dense=torch.from_numpy(self.request_dense.take(requests, 0)),
+            request_ids=self.request_ids.take(requests),
             request_vectors={n: torch.from_numpy(v[requests]) for n, v in self.request_vectors.items()},
             events=events,
             request=torch.from_numpy(np.repeat(np.arange(len(requests)), lengths)),

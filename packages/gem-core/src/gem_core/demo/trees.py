@@ -85,10 +85,10 @@ class TreeFeatures:
         for place, name in enumerate(self.categories, len(self.dense)):
             if name == "surface":
                 out[:, place] = rows.surface
-            elif name in rows.ids:
-                out[:, place] = rows.ids[name].values
+            elif name in rows.ids.names:
+                out[:, place] = rows.ids.of(name)
             else:
-                out[:, place] = rows.request_ids[name].values[request]
+                out[:, place] = rows.request_ids.of(name)[request]
         return out
 
 
