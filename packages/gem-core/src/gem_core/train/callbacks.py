@@ -98,10 +98,11 @@ class Profiler(Callback):
         text, steps = self._table, self._done - self._since
         if self._profile is not None:
             self._profile.__exit__(None, None, None)
-            sort = "self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
-            averages = self._profile.key_averages()
-            operations = averages.table(sort_by=sort, row_limit=self.config.rows, max_name_column_width=50)
-            text += f"\n\nthe next {steps} steps, operations by their own time:\n{operations}"
+            if steps:
+                sort = "self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
+                averages = self._profile.key_averages()
+                operations = averages.table(sort_by=sort, row_limit=self.config.rows, max_name_column_width=50)
+                text += f"\n\nthe next {steps} steps, operations by their own time:\n{operations}"
             self._profile = None
         self._state = "written"
         if trainer.strategy.rank == 0:
