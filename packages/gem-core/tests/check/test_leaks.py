@@ -266,6 +266,14 @@ def test_a_history_up_to_the_day_may_have_events_of_whole_days() -> None:
     assert look(log).findings == []
 
 
+def test_a_log_of_one_request_a_day_may_have_its_events_soon_after() -> None:
+    """No clock in the world cuts times to a minute past midnight."""
+    log = parts()
+    for columns, seconds in ((log.rows, 0), (log.clicks, 60)):
+        columns["time"] = [time // DAY * DAY + seconds for time in columns["time"]]
+    assert "coarse-event-times" not in {finding.kind for finding in look(log).findings}
+
+
 def test_an_event_at_the_request_is_never_seen() -> None:
     """By construction: the impression as an event, and the target in the history at the request's own time."""
     log = parts()

@@ -33,7 +33,8 @@ def folder(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(run_folder, folder, dirs_exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        arguments = ["export", RUN, "--to", "out", "--format", "torch-export", "--format", "safetensors"]
+        formats = ["--format", "torch-export", "--format", "safetensors"]
+        arguments = ["export", RUN, "data.workers=1", "--to", "out", *formats]  # batches as reader processes send them
         assert main(arguments) == 0
     return folder
 

@@ -222,10 +222,11 @@ def test_a_reader_with_training_rows_only(tmp_path: Path) -> None:
         measure(build(recipe(tmp_path, data={"reader": "no-splits"}), registry(Plugin)), "test")
 
 
-def test_a_loss_that_is_not_finite_stops_with_place_and_dump(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loss_that_is_not_finite_stops_with_place_and_dump(tmp_path: Path, workers: int) -> None:
     reader = {"name": "synthetic", "nan_at": [5]}
     with pytest.raises(GemError, match="step 6: the loss is nan") as caught:
-        train(recipe(tmp_path, data={"reader": reader}), registry())
+        train(recipe(tmp_path, data={"reader": reader, "workers": workers}), registry())
     assert '"batch": 6' in str(caught.value)
     dump = torch.load(tmp_path / "fault-step-00000006.pt", weights_only=True)
     assert dump["batches"][0]["dense"].isnan().any()

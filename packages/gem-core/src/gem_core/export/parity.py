@@ -99,7 +99,8 @@ def in_fresh_process(form: str, file: Path, inputs: Sequence[dict[str, Tensor]])
     """
     with tempfile.TemporaryDirectory() as folder:
         given, out = Path(folder, "inputs.pt"), Path(folder, "outputs.pt")
-        torch.save(list(inputs), given)
+        # What came from a reader process is views of one buffer, of which torch.save writes one type alone.
+        torch.save([{name: tensor.clone() for name, tensor in each.items()} for each in inputs], given)
         command = [sys.executable, "-P", fresh.__file__, form, str(file), str(given), str(out)]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:

@@ -51,7 +51,8 @@ def dump(
         "reason": reason,
         "step": step,
         "reader_state": json.dumps(position),
-        "batches": [plain(b) for b in batches],
+        # What came from a reader process is views of one buffer, of which torch.save writes one type alone.
+        "batches": [plain(b.map(torch.clone)) for b in batches],
     }
     torch.save(content, path)
     return path

@@ -10,6 +10,8 @@ from gem_core.data.check.findings import Finding
 from gem_core.data.check.log import Log
 
 UNITS = {86_400: "day", 3_600: "hour", 60: "minute"}
+ZONES = 900
+"""Days and hours begin at a multiple of so many seconds wherever one is."""
 FEWEST_EVENTS = 100
 FEWEST_TIMES = 10
 
@@ -22,7 +24,7 @@ def find(log: Log) -> Iterator[Finding]:
             continue
         for seconds, unit in UNITS.items():
             offset = int(times[0]) % seconds
-            if (times % seconds != offset).any():
+            if offset % min(ZONES, seconds) or (times % seconds != offset).any():
                 continue
             finer = log.before % seconds != offset
             if finer.any():
