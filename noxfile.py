@@ -104,7 +104,7 @@ def docs(session: nox.Session) -> None:
     """Build the documentation, warnings being errors, and run the guides as a reader would."""
     install(session, *editable(), groups=("docs", "test"))
     session.run("sphinx-build", "-W", "--keep-going", "-q", "-b", "html", "docs", "docs/_build/html")
-    session.run("pytest", "tests/test_guides.py", *session.posargs, env=PYTEST_ENV)
+    session.run("pytest", *WORKERS, "tests/test_guides.py", *session.posargs, env=PYTEST_ENV)
 
 
 @nox.session
