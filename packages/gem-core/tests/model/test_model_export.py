@@ -14,6 +14,7 @@ from gem_core.errors import DataError, GemError
 from gem_core.export.program import Program, Tables, trace
 from gem_core.export.signature import Signature
 from gem_core.plugins import default_registry
+from gem_core.protocols import Table
 from gem_core.train.embedding import TorchEmbedding
 from gem_core.train.precision import BFloat16, Float32
 
@@ -89,8 +90,16 @@ def test_every_model_exports(case: str) -> None:
         tensors = signature.tensors(batches()[0])
         for wrong in (-1, 10):
             tensors["ids.ad.values"] = torch.full_like(tensors["ids.ad.values"], wrong)
-            with pytest.raises(RuntimeError, match=r'feature "ad": an id is outside table "ad" \(valid: 0\.\.9\)'):
+            with pytest.raises(RuntimeError, match=r"feature ad: an id is outside table ad \(valid: 0\.\.9\)"):
                 exported(tensors)
+
+
+def test_no_name_ends_the_string_that_a_message_is_in_compiled_code() -> None:
+    name = 'say "ad"\\'
+    tables = Tables({f"tables.{name}.weight": torch.zeros(3, 2)})
+    tables.setup([Table(name, rows=3, dim=2, features=(name,))])
+    with pytest.raises(RuntimeError, match=r"feature say \?ad\?\?: an id is outside table say \?ad\?\? "):
+        tables.lookup({name: torch.tensor([3])})
 
 
 def test_bf16_is_part_of_the_program() -> None:

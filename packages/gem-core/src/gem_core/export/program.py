@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 
@@ -44,11 +45,13 @@ class Tables(nn.Module):
         for feature, value in ids.items():
             table, index = self._of[feature]
             flat = value.values if isinstance(value, Jagged) else value
-            torch._assert_async(
-                ((flat >= 0) & (flat < table.rows)).all(),
-                f'feature "{feature}": an id is outside table "{table.name}" (valid: 0..{table.rows - 1}); '
-                "encode the data with the schema that was exported",
+            said = (
+                f"feature {feature}: an id is outside table {table.name} (valid: 0..{table.rows - 1}); "
+                "encode the data with the schema that was exported"
             )
+            # AOTInductor puts the message between quotes of C++ as it is.
+            said = re.sub(r'["\\\x00-\x1f]', "?", said)
+            torch._assert_async(((flat >= 0) & (flat < table.rows)).all(), said)
             rows = self.weights[index].index_select(0, flat)
             if isinstance(value, Jagged):
                 pool = ops.segment_sum if table.pooling == "sum" else ops.segment_mean
