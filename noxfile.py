@@ -60,13 +60,13 @@ def tests(session: nox.Session) -> None:
 @nox.session(name="tests-alone")
 @nox.parametrize("package", [*PACKAGES, EXAMPLE], ids=[*PACKAGES, Path(EXAMPLE).name])
 def tests_alone(session: nox.Session, package: str) -> None:
-    """Install one package as a wheel, with what it depends on and no other package, and run its tests."""
+    """Install one package as a wheel, with what it depends on and no other package, and run its tests but the slow."""
     folder = package if package == EXAMPLE else f"packages/{package}"
     install(session, *dict.fromkeys(["./packages/gem-core", f"./{folder}"]))
     session.run("python", "-m", "gem_core.cli", "plugins", "--strict-plugins")  # before any extra is installed
     install(session, f"./packages/gem-core[{CORE_EXTRAS}]", groups=("test",))
     workers = WORKERS if package == "gem-core" else ()  # the others' suites are shorter than a worker's start
-    session.run("pytest", *workers, f"{folder}/tests", *session.posargs, env=PYTEST_ENV)
+    session.run("pytest", *workers, "-m", "not slow", f"{folder}/tests", *session.posargs, env=PYTEST_ENV)
 
 
 @nox.session(python=["3.11", "3.12", "3.13"])
@@ -101,10 +101,9 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Build the documentation, warnings being errors, and run the guides as a reader would."""
-    install(session, *editable(), groups=("docs", "test"))
+    """Build the documentation, warnings being errors; `tests` runs the guides as a reader would."""
+    install(session, *editable(), groups=("docs",))
     session.run("sphinx-build", "-W", "--keep-going", "-q", "-b", "html", "docs", "docs/_build/html")
-    session.run("pytest", *WORKERS, "tests/test_guides.py", *session.posargs, env=PYTEST_ENV)
 
 
 @nox.session

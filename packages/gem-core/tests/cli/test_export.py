@@ -113,6 +113,7 @@ def test_weights_have_the_names_of_the_model_and_its_tables(here: Path) -> None:
     assert torch.equal(weights["heads.surface_bias"], dense["heads.surface_bias"])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="AOTInductor needs a C++ compiler and there is no g++")
 def test_aoti(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", f"{RUN}/checkpoints/{STEP}", "--format", "aoti", "--json"]) == 0

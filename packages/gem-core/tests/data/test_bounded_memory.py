@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from gem_core.schema import Schema
 
@@ -60,6 +61,7 @@ def piece(first: int) -> pa.Table:
     )
 
 
+@pytest.mark.slow
 def test_peak_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     """10 times the rows within 10 % of the peak, taken of a process that does nothing else."""
     Schema.parse(SPEC).save(tmp_path / "schema.json")

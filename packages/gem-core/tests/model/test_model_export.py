@@ -52,6 +52,7 @@ def batches() -> list[Batch]:
     ]
 
 
+@pytest.mark.slow
 def test_one_graph_serves_every_shape() -> None:
     _, program = build("kunlun", KUNLUN)
     signature = Signature(SCHEMA)
@@ -74,6 +75,7 @@ def test_one_graph_serves_every_shape() -> None:
                 torch.testing.assert_close(gradients[0][name], gradient, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_every_model_exports(case: str) -> None:
     model, program = build(*CASES[case])

@@ -197,6 +197,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_a_partition(tmp_path: Path) -> None:
     """Ten times the log in ten times the partitions: far from ten times the memory above that of the imports."""
     log = raw(4_000, users=400)
