@@ -22,6 +22,8 @@ from gem_core.export import export, load, write
 from gem_core.export.parity import Parity, samples
 from gem_core.train import predict, restore
 
+pytestmark = pytest.mark.slow
+
 RUN = "runs/small"
 STEP = "step-00000003"
 
@@ -87,7 +89,7 @@ def test_a_request_of_a_server_is_encoded_by_the_exported_schema(here: Path) -> 
     assert scores["probabilities"]["click"].shape == (2,)
     batch = exported.schema.encode([{**row, **past}])
     wrong = batch.map(lambda t: t + 1000 if t.dtype == torch.int64 and t is batch.ids["ad"].values else t)
-    with pytest.raises(RuntimeError, match='feature "ad": an id is outside'):
+    with pytest.raises(RuntimeError, match="feature ad: an id is outside"):
         exported(wrong)
 
 
@@ -113,7 +115,6 @@ def test_weights_have_the_names_of_the_model_and_its_tables(here: Path) -> None:
     assert torch.equal(weights["heads.surface_bias"], dense["heads.surface_bias"])
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="AOTInductor needs a C++ compiler and there is no g++")
 def test_aoti(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", f"{RUN}/checkpoints/{STEP}", "--format", "aoti", "--json"]) == 0
